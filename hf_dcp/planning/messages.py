@@ -1,0 +1,156 @@
+"""Messages: which rows travel in which exchange, as every rank sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hf_dcp.planning.plan import Message, Op, PassPlan
+from hf_dcp.planning.uses import LocalRows, Uses
+
+
+@dataclass(frozen=True)
+class Timing:
+    """In which exchange the rows of every use arrive, and in which their partial results leave."""
+
+    arrive: np.ndarray
+    """int32[uses]"""
+    leave: np.ndarray
+    """int32[uses]"""
+
+    @classmethod
+    def of(cls, uses: Uses, phase: np.ndarray) -> Timing:
+        """Just in time and as soon as possible: the exchange before the first phase that needs the rows, and the one
+        after the last; a gateway is early enough, and late enough, for those it relays for.
+
+        Args:
+            phase: int32[tiles, groups]
+        """
+        arrive = uses.over_uses(np.minimum, phase, np.iinfo(np.int32).max) - 1
+        leave = uses.over_uses(np.maximum, phase, -1) + 1
+        relayed = np.flatnonzero(uses.via >= 0)
+        np.minimum.at(arrive, uses.via[relayed], arrive[relayed] - 1)
+        np.maximum.at(leave, uses.via[relayed], leave[relayed] + 1)
+        return cls(arrive, leave)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Runs of rows in messages, one entry for each end of each transfer; sorted by `_sorted`."""
+
+    rank: np.ndarray
+    message: np.ndarray
+    """Packed (exchange, partial, incoming, peer); ascending for each rank."""
+    kv: np.ndarray
+    group: np.ndarray
+    token: np.ndarray
+    slot: np.ndarray
+    count: np.ndarray
+
+
+def pass_tables(
+    q: Uses, kv: Uses, timings: tuple[Timing, Timing], kv_partials: bool, local: LocalRows, groups: int
+) -> list[dict[str, np.ndarray]]:
+    """The arrays ``messages``, ``q_runs`` and ``kv_runs`` of every rank, for one pass.
+
+    Args:
+        timings: of Q rows and of KV rows.
+        kv_partials: whether KV rows have partial results (backward).
+    """
+    world = len(local.count)
+    parts = []
+    for side, (uses, timing) in enumerate(zip((q, kv), timings, strict=True)):
+        common = (side, uses.group, uses.token, uses.count)
+        parts += _both_ends(world, timing.arrive, 0, uses.source, uses.source_slot, uses.device, uses.slot, common)
+        if side == 0 or kv_partials:
+            parts += _both_ends(world, timing.leave, 1, uses.device, uses.slot, uses.source, uses.source_slot, common)
+    rows = _sorted(_Rows(*(np.concatenate(columns) for columns in zip(*parts, strict=True))))
+    return _split(_joined(rows, local.count * groups, groups), world)
+
+
+def _both_ends(world, exchange, partial, sender, sender_slot, receiver, receiver_slot, common):  # noqa: PLR0913
+    side, group, token, count = common
+    result = []
+    for incoming, rank, slot, peer in ((0, sender, sender_slot, receiver), (1, receiver, receiver_slot, sender)):
+        message = ((exchange.astype(np.int64) * 2 + partial) * 2 + incoming) * world + peer
+        result.append((rank.astype(np.int64), message, np.full(len(rank), side), group, token, slot, count))
+    return result
+
+
+def _sorted(rows: _Rows) -> _Rows:
+    """By rank, message, side, group, token: both ends of a message list their rows in the same order."""
+    order = np.lexsort((rows.token, rows.group, rows.kv, rows.message, rows.rank))
+    return _take(rows, order)
+
+
+def _take(rows: _Rows, index: np.ndarray) -> _Rows:
+    return _Rows(*(getattr(rows, name)[index] for name in _Rows.__dataclass_fields__))
+
+
+def _joined(rows: _Rows, local_slots: np.ndarray, groups: int) -> _Rows:
+    """Join runs of neighbouring tokens in neighbouring slots."""
+    if not len(rows.rank):
+        return rows
+    step = np.where(rows.slot < local_slots[rows.rank], groups, 1)
+    goes_on = np.zeros(len(rows.rank), bool)
+    goes_on[1:] = rows.token[1:] == rows.token[:-1] + rows.count[:-1]
+    goes_on[1:] &= rows.slot[1:] == rows.slot[:-1] + rows.count[:-1] * step[:-1]
+    goes_on[1:] &= step[1:] == step[:-1]
+    for column in (rows.rank, rows.message, rows.kv, rows.group):
+        goes_on[1:] &= column[1:] == column[:-1]
+    first = np.flatnonzero(~goes_on)
+    count = np.add.reduceat(rows.count, first)
+    taken = _take(rows, first)
+    return _Rows(taken.rank, taken.message, taken.kv, taken.group, taken.token, taken.slot, count)
+
+
+def _split(rows: _Rows, world: int) -> list[dict[str, np.ndarray]]:
+    begins = np.searchsorted(rows.rank, np.arange(world + 1))
+    runs = np.stack([rows.slot, rows.count], 1).astype(np.int32)
+    tables = []
+    for rank in range(world):
+        own = slice(begins[rank], begins[rank + 1])
+        message, kv = rows.message[own], rows.kv[own] == 1
+        starts = np.flatnonzero(np.append(True, message[1:] != message[:-1])) if len(message) else np.zeros(0, np.int64)
+        table = np.zeros((len(starts), len(Message)), np.int32)
+        packed = message[starts]
+        table[:, Message.PEER] = packed % world
+        table[:, Message.INCOMING] = packed // world % 2
+        table[:, Message.PARTIAL] = packed // (world * 2) % 2
+        table[:, Message.EXCHANGE] = packed // (world * 4)
+        ends = np.append(starts[1:], len(message))
+        for begin_column, before in ((Message.Q_BEGIN, ~kv), (Message.KV_BEGIN, kv)):
+            seen = np.concatenate([[0], np.cumsum(before)])
+            table[:, begin_column] = seen[starts]
+            table[:, begin_column + 1] = seen[ends]
+        tables.append({"messages": table, "q_runs": runs[own][~kv], "kv_runs": runs[own][kv]})
+    return tables
+
+
+def make_pass(table: dict[str, np.ndarray], item_phase: np.ndarray) -> PassPlan:
+    """The program of one rank: in every phase start its exchange, compute its division, complete the exchange.
+
+    Args:
+        table: what `pass_tables` made for this rank.
+        item_phase: int32[items] of this rank, in the order of its item table.
+    """
+    order = np.argsort(item_phase, kind="stable").astype(np.int32)
+    phases, first = np.unique(item_phase[order], return_index=True)
+    messages = table["messages"]
+    exchanges = set(messages[:, Message.EXCHANGE].tolist())
+    reduces = set(messages[(messages[:, Message.PARTIAL] == 1) & (messages[:, Message.INCOMING] == 1), 0].tolist())
+    division = {int(p): d for d, p in enumerate(phases)}
+    program: list[tuple[int, int]] = []
+    for p in sorted(exchanges | division.keys()):
+        program += [(Op.START, p)] if p in exchanges else []
+        program += [(Op.ATTEND, division[p])] if p in division else []
+        program += [(Op.WAIT, p)] if p in exchanges else []
+        program += [(Op.REDUCE, p)] if p in reduces else []
+    program.append((Op.FINISH, 0))
+    return PassPlan(
+        program=np.array(program, np.int32),
+        order=order,
+        divisions=np.append(first, len(order)).astype(np.int32),
+        **table,
+    )

@@ -1,0 +1,79 @@
+"""From a batch to a plan: the steps in order, nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from hf_dcp.config import DcpConfig
+from hf_dcp.planning.batch import BatchSpec, ModelShape, Topology
+from hf_dcp.planning.codec import digest_of
+from hf_dcp.planning.objective import Score, evaluate
+from hf_dcp.planning.placement import Placement, choose_layout, place
+from hf_dcp.planning.placement.problem import Problem, build_problem
+from hf_dcp.planning.plan import Plan
+from hf_dcp.planning.schedule import make_rank_plans
+from hf_dcp.planning.tiles import make_blocks, make_tiles
+
+Solver = Callable[[Problem, DcpConfig], Placement]
+
+
+def plan_batch(
+    batch: BatchSpec,
+    topology: Topology,
+    shape: ModelShape,
+    config: DcpConfig | None = None,
+    *,
+    solver: Solver | None = None,
+) -> Plan:
+    """Plan the attention of one batch: a pure function of its arguments and of the versions of package and solvers.
+
+    Args:
+        batch: lengths and masks of the sequences of one DCP group's batch.
+        topology: the nodes of the group's ranks.
+        shape: heads, types and sliding windows of the model.
+        config: settings; the defaults if None.
+        solver: a placement to use in place of the search of ``config.placement``.
+
+    Raises:
+        ValueError: if the settings don't fit the model (head groups that don't divide the KV heads, ...).
+    """
+    config = config or DcpConfig()
+    clock = _Clock()
+    layout = choose_layout(batch, topology, shape, config)
+    clock.lap("placement")
+    blocks = make_blocks(batch, layout.block_sizes)
+    tiles = tuple(make_tiles(batch, blocks, window) for window, _ in shape.windows)
+    clock.lap("tiles")
+    problem = build_problem(batch, blocks, tiles, shape, layout.head_groups, config, topology)
+    placement, score = _solve(problem, config, solver)
+    clock.lap("placement")
+    rank_plans = make_rank_plans(
+        batch, blocks, tiles, placement.block_device, placement.tile_device, topology, shape, config
+    )
+    clock.lap("schedule")
+    digest = digest_of(rank_plans)
+    stamped = tuple(replace(plan, digest=digest) for plan in rank_plans)
+    clock.lap("serialise")
+    return Plan(batch, topology, shape, config, blocks, tiles, placement, score, stamped, clock.laps)
+
+
+def _solve(problem: Problem, config: DcpConfig, solver: Solver | None) -> tuple[Placement, Score]:
+    if solver is None:
+        return place(problem, config)
+    placement = solver(problem, config)
+    return placement, evaluate(problem, placement)
+
+
+class _Clock:
+    """CPU seconds of this process, by step."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._since = time.process_time()
+
+    def lap(self, name: str) -> None:
+        now = time.process_time()
+        self.laps[name] = self.laps.get(name, 0.0) + now - self._since
+        self._since = now
