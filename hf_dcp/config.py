@@ -70,7 +70,8 @@ def _require_count(name: str, value: object, auto: bool = False) -> None:
     if auto and value == "auto":
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1{' or "auto"' if auto else ''}, not {value!r}")
+        choices = 'an integer of at least 1 or "auto"' if auto else "an integer of at least 1"
+        raise ValueError(f"{name} must be {choices}, not {value!r}")
 
 
 def _require_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

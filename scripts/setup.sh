@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Makes a virtual environment with the package in it, on a fresh machine: scripts/setup.sh [EXTRAS]
+#
+#   EXTRAS   comma-separated extras, such as "trl,redis"; default: none
+#
+# Settings, as environment variables:
+#   HF_DCP_VENV    where the environment is made             (default: .venv in the repository)
+#   PYTHON         which Python makes it, 3.10 or newer      (default: python3)
+#   TORCH          what pip installs as torch, if none is there yet (default: torch==2.13.0). For another build,
+#                  install torch into the environment first, or configure pip for it.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+extras=${1:-}
+venv=${HF_DCP_VENV:-.venv}
+python=${PYTHON:-python3}
+
+if [ ! -x "$venv/bin/python" ]; then
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
+    echo "hf-dcp needs Python 3.10 or newer; $python is $("$python" --version 2>&1): set PYTHON to a newer one" >&2
+    exit 2
+  }
+  echo "setup: making the virtual environment $venv"
+  "$python" -m venv "$venv"
+fi
+if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
+  echo "setup: installing ${TORCH:-torch==2.13.0}"
+  "$venv/bin/python" -m pip install --quiet "${TORCH:-torch==2.13.0}"
+fi
+echo "setup: installing hf-dcp${extras:+ with the extras $extras}"
+"$venv/bin/python" -m pip install --quiet --editable ".${extras:+[$extras]}"

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Sets up a virtual environment if needed and runs the tests: scripts/test.sh [PYTEST ARGUMENTS]
+# (settings: see scripts/setup.sh; -m slow runs the long tests)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+scripts/setup.sh redis,kahypar,trl,test,docs
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1} # no test needs a hub
+export TOKENIZERS_PARALLELISM=false
+exec "${HF_DCP_VENV:-.venv}/bin/python" -m pytest "$@"
