@@ -1,0 +1,1 @@
+"""Attention over one rectangle of rows and columns, on one device."""
