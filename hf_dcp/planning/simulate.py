@@ -1,0 +1,198 @@
+"""Predicted times of a plan: its programs run over a simple model of devices and links.
+
+The model: a device computes attention at a fixed rate, and has one outgoing and one incoming queue for links between
+nodes and one of each inside its node; a message occupies the sender's and the receiver's queue for bytes / rate. It knows
+neither launch overheads nor contention beyond the devices' own links, so it is good for comparing plans, not for promises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hf_dcp.planning.batch import RowBytes
+from hf_dcp.planning.plan import Item, Message, Op, PassPlan, RankPlan, Slice, WindowPlan
+
+BACKWARD_FLOPS = 2.5
+"""Backward over forward: five matrix products for two (Dao, FlashAttention-2, section 4.1)."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a device and its links reach."""
+
+    device_flops: float
+    """Attained attention FLOP/s of a device."""
+    inter_bytes: float
+    """Bytes/s of a device's link between nodes, each way."""
+    intra_bytes: float
+    """Bytes/s of a device's link inside its node, each way."""
+    latency_s: float = 2e-5
+    """Seconds from the start of a message to its first byte."""
+
+
+HARDWARE = {
+    # 8 x A100 SXM per node, 400 Gbit/s EFA per node (AWS p4d): FlashAttention-2 forward figures; NVSwitch 300 GB/s each way
+    "a100-efa": Rates(180e12, 400e9 / 8 / 8, 240e9),
+    # 8 x H100 SXM per node, one 400 Gbit/s InfiniBand port per device (DGX H100); NVSwitch 450 GB/s each way
+    "h100-ib": Rates(500e12, 45e9, 360e9),
+    "h200-ib": Rates(500e12, 45e9, 360e9),
+}
+DEFAULT_HARDWARE = "a100-efa"
+
+
+@dataclass(frozen=True)
+class PassTimes:
+    """One pass of attention over all ranks, in seconds."""
+
+    total_s: float
+    """Until the last rank is done."""
+    compute_s: float
+    """Compute of the busiest rank."""
+    exposed_s: float
+    """Longest time that a rank waits for exchanges."""
+    division_share: list[float]
+    """Compute of each division over that of the whole pass, all ranks together."""
+    division_bytes: list[int]
+    """Bytes of each exchange, all ranks together."""
+
+
+def simulate(rank_plans: Sequence[RankPlan], which: str, rates: Rates, window: int | None = None) -> PassTimes:
+    """Predict one attention call of all ranks.
+
+    Args:
+        which: ``"forward"``, ``"backward"`` or ``"backward_keep"``.
+        window: the layers' sliding window.
+    """
+    parts = [plan.window(window) for plan in rank_plans]
+    return _Simulation(rank_plans, parts, which, rates).run()
+
+
+def item_areas(part: WindowPlan) -> np.ndarray:
+    """Attended elements of every item, for one query head: int64[items]."""
+    items = part.items.astype(np.int64)
+    area = items[:, Item.Q_COUNT] * items[:, Item.KV_COUNT]
+    for i in np.flatnonzero(items[:, Item.SLICE_BEGIN] < items[:, Item.SLICE_END]):
+        area[i] = _masked_area(items[i], part.slices[items[i, Item.SLICE_BEGIN] : items[i, Item.SLICE_END]])
+    return area
+
+
+def _masked_area(item: np.ndarray, slices: np.ndarray) -> int:
+    """Elements of the slices inside the item: sums of clipped linear functions, row by row of each slice."""
+    q, kv, total = item[Item.Q_TOKEN], item[Item.KV_TOKEN], 0
+    for s in slices.astype(np.int64):
+        row = np.arange(max(q, s[Slice.Q_BEGIN]), min(q + item[Item.Q_COUNT], s[Slice.Q_END])) - s[Slice.Q_BEGIN]
+        lo = np.maximum(s[Slice.LO] + row * s[Slice.LO_SLOPE], kv)
+        hi = np.minimum(s[Slice.HI] + row * s[Slice.HI_SLOPE], kv + item[Item.KV_COUNT])
+        total += int(np.maximum(hi - lo, 0).sum())
+    return total
+
+
+class _Simulation:
+    def __init__(self, plans: Sequence[RankPlan], parts: list[WindowPlan], which: str, rates: Rates) -> None:
+        first = plans[0]
+        self.rates, self.node = rates, first.node_of_rank
+        self.programs = [part.forward if which == "forward" else part.backward for part in parts]
+        heads = first.shape.heads // first.head_groups
+        flops = 4 * first.shape.head_dim * heads * (1.0 if which == "forward" else BACKWARD_FLOPS)
+        self.seconds = [_division_work(p, item_areas(part)) * flops / rates.device_flops
+                        for p, part in zip(self.programs, parts, strict=True)]  # fmt: skip
+        row_bytes = RowBytes.of(first.shape, first.head_groups, first.reduce_dtype)
+        self.bytes = [message_bytes(p, row_bytes, which) for p in self.programs]
+        world = len(plans)
+        self.clock, self.waited = np.zeros(world), np.zeros(world)
+        self.sent: dict[tuple[int, int], list[tuple[float, float, int, int]]] = {}
+        self.out_free, self.in_free = np.zeros((world, 2)), np.zeros((world, 2))
+
+    def run(self) -> PassTimes:
+        position = [0] * len(self.programs)
+        ready = True
+        while ready:
+            ready = False
+            for rank, program in enumerate(self.programs):
+                while position[rank] < len(program.program) and self._step(rank, *program.program[position[rank]]):
+                    position[rank] += 1
+                    ready = True
+        busy = np.array([s.sum() for s in self.seconds])
+        shares = _padded_sum([s / max(busy.sum(), 1e-30) for s in self.seconds])
+        return PassTimes(
+            total_s=float(self.clock.max()),
+            compute_s=float(busy.max()),
+            exposed_s=float(self.waited.max()),
+            division_share=[float(x) for x in shares],
+            division_bytes=[int(x) for x in _padded_sum([_bytes_by_exchange(*pair) for pair in
+                                                          zip(self.programs, self.bytes, strict=True)])],  # fmt: skip
+        )
+
+    def _step(self, rank: int, op: int, argument: int) -> bool:
+        if op == Op.ATTEND:
+            self.clock[rank] += self.seconds[rank][argument]
+        elif op == Op.START:
+            self._start(rank, argument)
+        elif op == Op.WAIT:
+            return self._wait(rank, argument)
+        return True
+
+    def _start(self, rank: int, exchange: int) -> None:
+        for i in self._messages(rank, exchange, incoming=0):
+            peer, size = int(self.programs[rank].messages[i, Message.PEER]), int(self.bytes[rank][i])
+            inside = int(self.node[rank] == self.node[peer])
+            begin = max(self.clock[rank], self.out_free[rank, inside])
+            self.out_free[rank, inside] = begin + self._duration(size, inside)
+            self.sent.setdefault((peer, exchange), []).append((begin, self.out_free[rank, inside], size, inside))
+
+    def _wait(self, rank: int, exchange: int) -> bool:
+        expected = len(self._messages(rank, exchange, incoming=1))
+        arrived = self.sent.get((rank, exchange), [])
+        if len(arrived) < expected:
+            return False
+        done = max([self.clock[rank], *self.out_free[rank]])
+        for begin, end, size, inside in sorted(arrived):
+            free = max(self.in_free[rank, inside], begin) + self._duration(size, inside)
+            self.in_free[rank, inside] = free
+            done = max(done, free + self.rates.latency_s, end + self.rates.latency_s)
+        self.waited[rank] += done - self.clock[rank]
+        self.clock[rank] = done
+        return True
+
+    def _messages(self, rank: int, exchange: int, incoming: int) -> np.ndarray:
+        table = self.programs[rank].messages
+        return np.flatnonzero((table[:, Message.EXCHANGE] == exchange) & (table[:, Message.INCOMING] == incoming))
+
+    def _duration(self, size: int, inside: int) -> float:
+        return size / (self.rates.intra_bytes if inside else self.rates.inter_bytes)
+
+
+def message_bytes(program: PassPlan, row_bytes: RowBytes, which: str) -> np.ndarray:
+    """Payload bytes of every message of a program: int64[messages].
+
+    Args:
+        which: ``"forward"``, ``"backward"`` or ``"backward_keep"``.
+    """
+    total = np.zeros(len(program.messages), np.int64)
+    partial = program.messages[:, Message.PARTIAL] == 1
+    inputs, partials = row_bytes.inputs(which), row_bytes.partials(which)
+    for side, (runs, begin) in enumerate(((program.q_runs, Message.Q_BEGIN), (program.kv_runs, Message.KV_BEGIN))):
+        before = np.concatenate([[0], np.cumsum(runs[:, 1].astype(np.int64))])
+        rows = before[program.messages[:, begin + 1]] - before[program.messages[:, begin]]
+        total += rows * np.where(partial, partials[side], inputs[side])
+    return total
+
+
+def _division_work(program: PassPlan, areas: np.ndarray) -> np.ndarray:
+    before = np.concatenate([[0], np.cumsum(areas[program.order])])
+    return np.diff(before[program.divisions]).astype(np.float64)
+
+
+def _bytes_by_exchange(program: PassPlan, size: np.ndarray) -> np.ndarray:
+    sent = program.messages[:, Message.INCOMING] == 0
+    return np.bincount(program.messages[sent, Message.EXCHANGE], weights=size[sent])
+
+
+def _padded_sum(arrays: list[np.ndarray]) -> np.ndarray:
+    total = np.zeros(max((len(a) for a in arrays), default=0))
+    for array in arrays:
+        total[: len(array)] += array
+    return total
