@@ -45,8 +45,6 @@ class DcpPlan:
         self.device = torch.device(device)
         self.stats = Stats()
         """Calls and bytes of this plan; the communicator adds up those of all its plans."""
-        self.agreed = False
-        """Whether the ranks have compared the digests of this plan."""
         self._handle: int | None = None
         self._executor: Executor | None = None
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_dcp.runtime.executor import Features, ForwardResult
 from hf_dcp.runtime.handle import DcpPlan, find_plan
+from hf_dcp.runtime.passes import Features, ForwardResult
 
 
 class _Anchor(np.ndarray):
@@ -33,8 +33,8 @@ def _features(window: int, scale: float, softcap: float, keep: bool) -> Features
 @torch.library.custom_op(
     "hf_dcp::attention",
     mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, Tensor? sinks, SymInt plan, int window, float scale, float softcap, bool keep)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    schema="(Tensor q, Tensor k, Tensor v, Tensor? sinks, SymInt plan, int window, float scale, float softcap, "
+    "bool keep) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def attention_op(
     q: Tensor,
@@ -69,7 +69,10 @@ def _(
     _, heads, rows, dim = q.shape
     out, lse = q.new_empty((1, rows, heads, dim)), q.new_empty((rows, heads), dtype=compute)
     anchor = torch.empty(1, dtype=torch.uint8, device="cpu")
-    remote_q, remote_kv, q_heads, kv_heads = 0, 0, heads, k.shape[1]
+    remote_q: Any = 0
+    remote_kv: Any = 0
+    q_heads: Any = heads
+    kv_heads: Any = k.shape[1]
     if keep:
         # How many rows, and of how many heads, is the plan's affair, and so unknown here.
         context = torch.library.get_ctx()
@@ -86,8 +89,9 @@ def _(
 @torch.library.custom_op(
     "hf_dcp::attention_backward",
     mutates_args=(),
-    schema="(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor out, Tensor lse, Tensor anchor, Tensor kept_q, "
-    "Tensor kept_kv, SymInt plan, int window, float scale, float softcap, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
+    schema="(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor out, Tensor lse, Tensor anchor, "
+    "Tensor kept_q, Tensor kept_kv, SymInt plan, int window, float scale, float softcap, bool keep)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def attention_backward_op(
     grad: Tensor,

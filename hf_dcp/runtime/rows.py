@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -104,7 +105,7 @@ class Index:
         remote = slots >= base
         bounds = [0, *(np.flatnonzero(remote[1:] != remote[:-1]) + 1).tolist(), len(slots)] if len(slots) else [0]
         segments = []
-        for begin, end in zip(bounds[:-1], bounds[1:]):
+        for begin, end in pairwise(bounds):
             side = bool(remote[begin])
             segments.append(_Segment(begin, end, side, _select(slots[begin:end] - side * base, device)))
         return cls(len(slots), tuple(segments))

@@ -1,8 +1,8 @@
 """The flash kernel of torch for CPUs over one rectangle of rows and columns.
 
-Facts that shape this file (torch 2.13): the kernel takes strided views and fewer KV than query heads, in both directions;
-it dies of a division by zero on empty inputs; a row without any attended column gets lse 0 instead of -inf; its backward
-takes the lse and the output of *all* columns and then gives the gradients' share of the columns at hand.
+Facts that shape this file (torch 2.13): the kernel takes strided views and fewer KV than query heads, in both
+directions; it dies of a division by zero on empty inputs; a row without any attended column gets lse 0 instead of -inf;
+its backward takes the lse and the output of *all* columns, and then gives these columns' share in the gradients.
 """
 
 from __future__ import annotations
