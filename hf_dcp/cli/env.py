@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 PACKAGES = (
-    "hf-dcp", "torch", "transformers", "accelerate", "datasets", "trl", "numpy", "scipy", "numba", "mtkahypar", "kahypar",
-    "redis", "flash-attn", "triton", "safetensors",
+    "hf-dcp", "torch", "transformers", "accelerate", "datasets", "trl", "numpy", "scipy", "numba", "mtkahypar",
+    "kahypar", "redis", "flash-attn", "triton", "safetensors",
 )  # fmt: skip
 
 

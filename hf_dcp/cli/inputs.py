@@ -46,9 +46,7 @@ def read_batch_file(file: Path, default: Mask) -> BatchSpec:
     except OSError as error:
         raise ValueError(f"--batch {file} can't be read ({error.strerror}): give a JSON file") from error
     except ValueError as error:
-        raise ValueError(
-            f"--batch {file} is no JSON ({error}): write a list of lengths, such as [4096, 512]"
-        ) from error
+        raise ValueError(f"--batch {file} is no JSON ({error}): write a list such as [4096, 512]") from error
     if isinstance(content, list):
         return BatchSpec(content, default)
     sequences = content.get("sequences") if isinstance(content, dict) else None

@@ -116,8 +116,8 @@ def _add(calls: list[tuple[PassTimes, int]]) -> PassTimes:
     length = max(len(times.division_share) for times, _ in calls)
     share, size = np.zeros(length), np.zeros(max(len(times.division_bytes) for times, _ in calls), np.int64)
     for times, layers in calls:
-        share[: len(times.division_share)] += (
-            np.array(times.division_share) * times.compute_s * layers / (compute or 1.0)
+        share[: len(times.division_share)] += np.array(times.division_share) * (
+            times.compute_s * layers / (compute or 1.0)
         )
         size[: len(times.division_bytes)] += np.array(times.division_bytes, np.int64) * layers
     return PassTimes(

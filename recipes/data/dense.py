@@ -25,7 +25,7 @@ class DenseCollator:
         self.mask = parse_mask(mask)
 
     def __call__(self, items: list[list[dict[str, Any]]]) -> dict[str, torch.Tensor]:
-        """One item, a list of rows with ``input_ids`` -> tensors [1, tokens], and the mask bool[1, 1, tokens, tokens]."""
+        """One item, a list of rows with ``input_ids`` -> tensors [1, tokens], and a mask bool[1, 1, tokens, tokens]."""
         (rows,) = items
         lengths = [len(row["input_ids"]) for row in rows]
         if sum(lengths) > MOST_TOKENS:

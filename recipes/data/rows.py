@@ -71,7 +71,11 @@ def is_chat(value: object, column: str) -> bool:
     """Whether a column's value is a chat rather than a text. Raises ValueError if it is neither."""
     if isinstance(value, str):
         return False
-    if isinstance(value, list) and value and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value):
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value)
+    ):
         return True
     raise ValueError(
         f"column {column!r} must hold strings, or chats as lists of {{'role', 'content'}}, not {type(value).__name__}"

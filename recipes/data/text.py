@@ -67,7 +67,7 @@ def train_tokenizer(texts: list[str], vocabulary: int) -> PreTrainedTokenizerFas
 
 
 def make_once(folder: Path, build: Callable[[Path], None]) -> Path:
-    """``folder``, filled by ``build`` if it isn't there: a reader never sees it half made, a second builder is harmless."""
+    """``folder``, filled by ``build`` if it isn't there. Nobody sees it half made; a second builder is harmless."""
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
