@@ -32,7 +32,7 @@ class DenseCollator:
             raise ValueError(f"dense masks are for at most {MOST_TOKENS} tokens a batch: lower tokens_per_batch")
         labels = [first_unpredicted(row.get("labels", row["input_ids"]), self.mask) for row in rows]
         return {
-            "input_ids": torch.tensor([np.concatenate([row["input_ids"] for row in rows])], dtype=torch.int64),
+            "input_ids": torch.from_numpy(np.concatenate([np.array(row["input_ids"], np.int64) for row in rows]))[None],
             "labels": torch.from_numpy(np.concatenate(labels))[None],
             "position_ids": torch.from_numpy(np.concatenate([self.mask.positions(n) for n in lengths]))[None],
             "attention_mask": torch.block_diag(*(dense_mask(self.mask, n) for n in lengths)).bool()[None, None],
