@@ -1,4 +1,4 @@
-"""Draws how one batch is placed, from a real plan: python docs/figures/one_batch.py (writes docs/images/one_batch.png)."""
+"""Draws how one batch is placed, from a real plan. Run: python docs/figures/one_batch.py"""
 
 from __future__ import annotations
 
