@@ -1,0 +1,108 @@
+"""Every command and every Python block of README and docs: parsed, and run where it can be."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """(page and number, text) of every fenced block of a language."""
+    found = []
+    for page in PAGES:
+        matches = [m.group(2) for m in BLOCK.finditer(page.read_text("utf-8")) if m.group(1) == language]
+        found += [(f"{page.relative_to(ROOT)}:{i}", text) for i, text in enumerate(matches)]
+    return found
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """Every command line of every shell block, split into words."""
+    found = []
+    for name, text in blocks("bash"):
+        lines = text.replace("\\\n", " ").splitlines()
+        found += [(f"{name}.{i}", shlex.split(line, comments=True)) for i, line in enumerate(lines) if line.strip()]
+    return found
+
+
+def program(words: list[str]) -> str:
+    return Path(words[0]).name
+
+
+@pytest.mark.parametrize(("name", "words"), commands(), ids=lambda value: value if isinstance(value, str) else "")
+def test_command(name: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    if program(words) == "hf-dcp":
+        check_hf_dcp(words[1:], capsys)
+    elif program(words) == "accelerate":
+        check_launch(words[1:], monkeypatch)
+    elif program(words) == "bash":
+        assert (ROOT / words[1]).is_file()
+    else:
+        assert program(words) in ("pip", "python", "mkdocs"), f"{name}: say here how to check {words[0]}"
+        assert all((ROOT / word).is_file() for word in words if word.endswith(".py"))
+
+
+def check_hf_dcp(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """`plan` and `env` are run; of others the options are looked up."""
+    from hf_dcp.cli.main import run
+
+    if words[0] in ("plan", "env"):
+        assert run(words) == 0
+        return
+    assert run([words[0], "--help"]) == 0
+    listed = capsys.readouterr().out
+    assert all(word in listed for word in words if word.startswith("--"))
+
+
+def check_launch(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launch configuration is one that Accelerate reads, and the recipe's arguments are ones that it takes."""
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    assert words[:2] == ["launch", "--config_file"]
+    load_config_from_file(str(ROOT / words[2]))
+    assert words[3] == "recipes/sft.py"
+    monkeypatch.syspath_prepend(str(ROOT / "recipes"))
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    import sft
+
+    arguments = [word for word in words[4:] if word != "--bf16"] + ["--use_cpu"]
+    recipe, training, _ = sft.parse(arguments)
+    assert training.per_device_train_batch_size == 1
+    if "--max_steps" in words:
+        assert training.max_steps == int(words[words.index("--max_steps") + 1])
+    if "--mask" in words:
+        assert recipe.mask == words[words.index("--mask") + 1]
+
+
+@pytest.mark.parametrize(("name", "text"), blocks("python"), ids=lambda value: value if ":" in value[:60] else "")
+def test_python_block(name: str, text: str) -> None:
+    """Every block compiles, and every name that it takes from hf_dcp is there."""
+    import hf_dcp
+
+    tree = ast.parse(text, name)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "hf_dcp":
+            assert hasattr(hf_dcp, node.attr), f"{name}: hf_dcp has no {node.attr}"
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hf_dcp"):
+            module = __import__(node.module, fromlist=["x"])
+            assert all(hasattr(module, alias.name) for alias in node.names), f"{name}: {ast.unparse(node)}"
+
+
+def test_the_mask_example_runs() -> None:
+    (text,) = (text for _, text in blocks("python") if "every token attends to the first token" in text)
+    scope: dict[str, object] = {}
+    exec(compile(text, "own-mask.md", "exec"), scope)
+    assert scope["mask"].ranges(6)[3].tolist() == [[0, 1], [2, 4]]  # type: ignore[attr-defined]
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8")):
+            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
