@@ -62,14 +62,29 @@ def pass_tables(
     parts = []
     for side, (uses, timing) in enumerate(zip((q, kv), timings, strict=True)):
         common = (side, uses.group, uses.token, uses.count)
-        parts += _both_ends(world, timing.arrive, 0, uses.source, uses.source_slot, uses.device, uses.slot, common)
+        parts += both_ends(world, timing.arrive, 0, uses.source, uses.source_slot, uses.device, uses.slot, common)
         if side == 0 or kv_partials:
-            parts += _both_ends(world, timing.leave, 1, uses.device, uses.slot, uses.source, uses.source_slot, common)
+            parts += both_ends(world, timing.leave, 1, uses.device, uses.slot, uses.source, uses.source_slot, common)
+    return message_tables(parts, local.count, groups)
+
+
+def message_tables(parts: list[tuple], local_tokens: np.ndarray, groups: int) -> list[dict[str, np.ndarray]]:
+    """The message arrays of every rank.
+
+    Args:
+        parts: of `both_ends`, all transfers of one pass.
+        local_tokens: int64[world_size], tokens of every rank.
+    """
     rows = _sorted(_Rows(*(np.concatenate(columns) for columns in zip(*parts, strict=True))))
-    return _split(_joined(rows, local.count * groups, groups), world)
+    return _split(_joined(rows, local_tokens * groups, groups), len(local_tokens))
 
 
-def _both_ends(world, exchange, partial, sender, sender_slot, receiver, receiver_slot, common):  # noqa: PLR0913
+def both_ends(world, exchange, partial, sender, sender_slot, receiver, receiver_slot, common):  # noqa: PLR0913
+    """The two entries of every transfer, for `message_tables`; all arguments from ``exchange`` on by transfer.
+
+    Args:
+        common: (side, group, token, count); side 0 is Q, 1 is KV.
+    """
     side, group, token, count = common
     result = []
     for incoming, rank, slot, peer in ((0, sender, sender_slot, receiver), (1, receiver, receiver_slot, sender)):
