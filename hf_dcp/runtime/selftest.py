@@ -1,0 +1,61 @@
+"""The self-test: attention, forward and backward, over masks, lengths, block sizes and heads, against dense fp64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import torch.distributed as dist
+
+from hf_dcp.runtime.checks import Case, run_case
+from hf_dcp.runtime.groups import Communicator
+
+MASKS = (
+    "causal",
+    "full",
+    "window:17",
+    "lambda:3,33",
+    "blockwise:16,2,1,1",
+    "shared:0.2x4",
+    "shared",
+    "documents",
+    "ranges",
+)
+"""One of every kind; the last three are made for each length, see `hf_dcp.runtime.checks.resolve_mask`."""
+LENGTHS = ((1,), (2, 3), (7,), (3, 5, 7, 11), (257, 129, 1, 64), (2000,))
+BLOCK_SIZES = (16, 64)
+HEADS = ((8, 2), (4, 4), (6, 1))
+
+
+def make_cases(masks: Sequence[str] = MASKS, dtype: str = "fp32", full: bool = False) -> list[Case]:
+    """All combinations, or a subset in which every mask meets every other value, and all pairs of values occur."""
+    if full:
+        return [
+            Case(mask, lengths, block_size, *heads, dtype=dtype)
+            for mask, lengths, block_size, heads in product(masks, LENGTHS, BLOCK_SIZES, HEADS)
+        ]
+    cases = []
+    for m, mask in enumerate(masks):
+        for n, lengths in enumerate(LENGTHS):
+            block_size = BLOCK_SIZES[(m + n + n // 3) % 2]
+            cases.append(Case(mask, lengths, block_size, *HEADS[(m // 2 + n) % 3], dtype=dtype))
+    return cases
+
+
+def run_selftest(masks: Sequence[str] | None = None, dtype: str = "fp32", full: bool = False) -> dict[str, Any]:
+    """Run the self-test in the default process group, or alone without one. Collective.
+
+    Args:
+        masks: mask specifications; None: one of every kind.
+        dtype: "fp32", "bf16", "fp16" or "fp64".
+        full: every combination of values.
+
+    Returns:
+        {"cases": [...], "steps": [...], "ok": bool}, the same on all ranks; fields of cases: see `run_case`.
+    """
+    several = dist.is_initialized() and dist.get_world_size() > 1
+    communicator = Communicator.create() if several else None
+    cases = [run_case(case, communicator) for case in make_cases(masks or MASKS, dtype, full)]
+    steps: list[dict[str, Any]] = []
+    return {"cases": cases, "steps": steps, "ok": all(entry["ok"] for entry in cases + steps)}
