@@ -99,6 +99,7 @@ def parse(argv: list[str]) -> tuple[Recipe, TrainingArguments, hf_dcp.DcpParalle
         output_dir="runs/sft",
         max_steps=30,
         per_device_train_batch_size=1,  # an item of the data set is a whole batch
+        per_device_eval_batch_size=1,
         train_sampling_strategy="sequential",  # the order of batches is the data set's affair
         learning_rate=None,
         lr_scheduler_type="linear",
@@ -107,6 +108,7 @@ def parse(argv: list[str]) -> tuple[Recipe, TrainingArguments, hf_dcp.DcpParalle
         save_strategy="no",
         report_to="none",
         dataloader_num_workers=1,  # the planning worker of this rank
+        ddp_find_unused_parameters=False,
         use_cpu=not torch.cuda.is_available(),
     )
     given = vars(parser.parse_args(argv))
@@ -142,7 +144,7 @@ def build(recipe: Recipe, args: TrainingArguments, parallelism: hf_dcp.DcpParall
     set_seed(args.seed)
     with args.main_process_first(desc="data"):
         model, tokenizer, rows = load(recipe)
-    batches = parallelism.batched(rows, tokens_per_batch=recipe.tokens_per_batch)
+    batches = parallelism.batched(rows, tokens_per_batch=recipe.tokens_per_batch, seed=args.seed)
     if recipe.attention == "sdpa":
         collator, callbacks = DenseCollator(recipe.mask), []
     else:
@@ -188,7 +190,9 @@ def setup_errors() -> Iterator[None]:
         yield
     except ValueError as error:
         if is_main():
-            print(f"sft.py: {error}", file=sys.stderr)
+            print(f"sft.py: {error}", file=sys.stderr, flush=True)
+        else:
+            time.sleep(5)  # the launcher ends all processes when the first one is gone: let that be the one that speaks
         sys.exit(2)
 
 
