@@ -27,6 +27,8 @@ CALL_COST = 470_000
 """What a further kernel call costs, in (attended elements x heads x head dim); measured on one core."""
 SPLIT_GAIN = 5
 """A node is split where its masked waste exceeds so many calls; at 128 rows both choices cost the same."""
+MIN_COLUMNS = 16
+"""Columns that are worth a call of their own before a node is split."""
 MIN_ROWS = 32
 """Rows of the smallest node: below, the kernel's own blocking makes smaller calls no cheaper."""
 
@@ -155,7 +157,7 @@ class _Splitter:
             yield from self._leaf(cut, begin, end, common, rest)
             return
         middle = _middle(cut, begin, end)
-        if rows * _width(common) >= 2 * self.cost:
+        if _width(common) >= MIN_COLUMNS and rows * _width(common) >= 2 * self.cost:
             yield self._call(begin, end, common, Kind.FULL)
             done = _union(done, common)
         yield from self.split(cut, begin, middle, done)
@@ -262,16 +264,20 @@ def _triangle(p: np.ndarray, rest: Intervals, begin: int, end: int) -> tuple[int
 
 
 def _mask_spec(p: np.ndarray, begin: int, end: int, columns: Intervals) -> MaskSpec:
-    """The pieces in coordinates of a call with these rows and columns."""
+    """The pieces in coordinates of a call with these rows and columns, in a form that is equal for equal masks."""
     found: list[tuple[int, ...]] = []
     offset = 0
     for first, last in columns:
         shift = offset - first
-        for piece in p.tolist():
-            c0, c1 = max(piece[C0], first) + shift, min(piece[C1], last) + shift
-            if c0 < c1:
-                rows = (piece[R0] - begin, piece[R1] - begin)
-                found.append((*rows, piece[LO] + shift, piece[HI] + shift, piece[LS], piece[HS], c0, c1))
+        for r0, r1, lo, hi, lo_slope, hi_slope, c0, c1 in p.tolist():
+            c0, c1, lo, hi = max(c0, first) + shift, min(c1, last) + shift, lo + shift, hi + shift
+            steps = r1 - r0 - 1
+            if lo + steps * lo_slope <= c0:
+                lo, lo_slope = c0, 0
+            if hi >= c1:
+                hi, hi_slope = c1, 0
+            if max(lo, c0) < min(hi + steps * hi_slope, c1):
+                found.append((r0 - begin, r1 - begin, lo, hi, lo_slope, hi_slope, c0, c1))
         offset += last - first
     return MaskSpec(end - begin, offset, tuple(found))
 
