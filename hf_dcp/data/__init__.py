@@ -1,0 +1,1 @@
+"""Data: whole batches of a DCP group, and what of them each rank gets."""

@@ -1,0 +1,83 @@
+"""The collator: a batch of the whole group in, this rank's tokens and plan out. It runs in the DataLoader's workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_dcp.data.rows import IGNORE, GroupBatch, MaskLike, Row, RowReader
+from hf_dcp.lookahead.batch_plan import BatchPlan
+from hf_dcp.lookahead.session import Session
+
+
+class DcpCollator:
+    """Plans the group's batch, or takes its plan from the store, and cuts this rank's tokens.
+
+    Positions and shifted labels are made before the cut. A rank without tokens gets one dummy row with label -100.
+
+    Args:
+        session: of the plugin.
+        mask: of every row: a text such as ``"causal"``, a mask, ``"shared_question"`` (columns ``question_length`` and
+            ``answer_lengths``), ``"documents"`` (column ``document_lengths``), or a function from a row to a mask or
+            ranges.
+        dummy_token: token id of dummy rows.
+        count_items: add ``num_items_in_batch``, the number of labels of the group's batch, for loops without Trainer.
+    """
+
+    def __init__(self, session: Session, mask: MaskLike = "causal", dummy_token: int = 0, count_items: bool = False):
+        self.session = session
+        self.reader = RowReader(mask)
+        self.dummy_token = dummy_token
+        self.count_items = count_items
+
+    def __call__(self, features: Sequence[Row] | Sequence[list[Row]]) -> dict[str, Any]:
+        """Rows, or one list of rows -> ``input_ids``, ``position_ids``, ``labels``, ``shift_labels`` int64[1, S], and
+        ``dcp_plan``. ``labels`` equal ``shift_labels``: they tell a model that a loss is wanted.
+
+        Raises:
+            ValueError: for rows that make no batch, or before the group and the model are known.
+        """
+        source = self.session.source()
+        batch = self.reader.read(rows_of(features))
+        plan = source.get(batch.spec)
+        local = self.cut(batch, plan)
+        if self.count_items:
+            local["num_items_in_batch"] = torch.tensor(batch.num_items)
+        return local
+
+    def cut(self, batch: GroupBatch, plan: BatchPlan) -> dict[str, Any]:
+        """The tokens of the plan's rank."""
+        tokens = plan.rank_plan.local_tokens()
+        shift_labels = _take(batch.shift_labels, tokens, IGNORE)
+        return {
+            "input_ids": _take(batch.input_ids, tokens, self.dummy_token),
+            "position_ids": _take(batch.position_ids, tokens, 0),
+            "labels": shift_labels.clone(),
+            "shift_labels": shift_labels,
+            "dcp_plan": plan,
+        }
+
+
+def rows_of(features: Sequence[Row] | Sequence[list[Row]]) -> list[Row]:
+    """The rows of a batch, which come one by one or, from a batched data set, as one list.
+
+    Raises:
+        ValueError: for several lists.
+    """
+    if not any(isinstance(feature, list) for feature in features):
+        return list(features)  # type: ignore[arg-type]
+    if len(features) != 1:
+        raise ValueError(
+            f"{len(features)} whole batches came at once: set per_device_train_batch_size and "
+            f"per_device_eval_batch_size "
+            "to 1, an item of a batched data set is a batch"
+        )
+    return list(features[0])  # type: ignore[arg-type]
+
+
+def _take(values: np.ndarray, tokens: np.ndarray, dummy: int) -> torch.Tensor:
+    local = values[tokens] if len(tokens) else np.array([dummy], np.int64)
+    return torch.from_numpy(local)[None]

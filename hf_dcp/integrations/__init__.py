@@ -1,0 +1,1 @@
+"""DCP inside Transformers, Accelerate and Trainer."""

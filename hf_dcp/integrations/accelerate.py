@@ -1,0 +1,276 @@
+"""`DcpParallelismConfig`: DCP as Accelerate's parallelism configuration.
+
+Accelerate and Trainer see ``cp_size == 1``, so that none of their own context parallelism runs; the mesh has a
+dimension named ``"cp"``, so that all ranks of a DCP group get the same batches.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+from accelerate.parallelism_config import ParallelismConfig
+from torch import nn
+
+from hf_dcp.config import DcpConfig
+from hf_dcp.data.batched import BatchedDataset
+from hf_dcp.data.collator import DcpCollator
+from hf_dcp.data.rows import MaskLike
+from hf_dcp.integrations.process_groups import DCP_DIM, collective_device, make_group, require_agreement, single_group
+from hf_dcp.lookahead.session import Session
+
+PLAN_STORES = ("torch", "local")
+MESH_ORDER = ("dp_replicate", "dp_shard", DCP_DIM, "tp")
+"""From the slowest to the fastest changing rank: neighbours are ranks of a TP group, then of a DCP group."""
+
+
+@dataclass(repr=False, eq=False)
+class DcpParallelismConfig(ParallelismConfig):
+    """Dynamic context parallelism for Trainer (``TrainingArguments(parallelism_config=...)``) and Accelerator.
+
+    Fields left at None come from environment variables, so that a launcher can set them.
+
+    Args:
+        dcp_size: ranks of a DCP group, which train on one batch together; ``HF_DCP_SIZE``, else 1. It must divide the
+            number of processes; what is left over is data parallel.
+        dcp: how batches are planned; ``HF_DCP_BLOCK_SIZE`` and ``HF_DCP_PLACEMENT`` set two of its fields where it is
+            None.
+        plan_store: where ranks exchange plans: ``"torch"``, the store of torch.distributed; ``HF_DCP_PLAN_STORE``.
+            Never shown or saved: other stores have credentials in it.
+        plan_timeout: seconds to wait for a plan of another rank before a rank makes it itself; ``HF_DCP_PLAN_TIMEOUT``,
+            else 60.
+
+    Raises:
+        ValueError: for sizes out of range, or ``cp_size`` or ``sp_size`` above 1, which would cut sequences again.
+    """
+
+    # None until __post_init__ has looked at the environment.
+    dcp_size: int = None  # type: ignore[assignment]
+    dcp: DcpConfig = None  # type: ignore[assignment]
+    plan_store: str = field(default=None, repr=False)  # type: ignore[assignment]
+    plan_timeout: float = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        self.dcp_size = _setting("dcp_size", self.dcp_size, "HF_DCP_SIZE", 1, int)
+        self.plan_store = self.plan_store or os.environ.get("HF_DCP_PLAN_STORE") or "torch"
+        self.plan_timeout = _setting("plan_timeout", self.plan_timeout, "HF_DCP_PLAN_TIMEOUT", 60.0, float)
+        self.dcp = _config_from_environment() if self.dcp is None else self.dcp
+        if self.dcp_size < 1:
+            raise ValueError(f"dcp_size must be at least 1, not {self.dcp_size}")
+        if self.plan_timeout <= 0:
+            raise ValueError(f"plan_timeout must be above 0 seconds, not {self.plan_timeout}")
+        if not isinstance(self.dcp, DcpConfig):
+            raise ValueError(f"dcp must be a DcpConfig, not {type(self.dcp).__name__}")
+        if self.plan_store.partition(":")[0] not in PLAN_STORES:
+            raise ValueError(f"plan_store must be one of {', '.join(PLAN_STORES)}: the given one is of another kind")
+        super().__post_init__()
+        if self.cp_size > 1 or self.sp_size > 1:
+            raise ValueError(
+                f"cp_size={self.cp_size} and sp_size={self.sp_size} beside dcp_size={self.dcp_size} would cut "
+                f"sequences "
+                "twice: leave cp_size and sp_size at 1 (also in the YAML file of accelerate)"
+            )
+        self._number = next(_NUMBERS)
+        _SESSIONS[self._number] = Session(self.dcp)
+
+    # What Accelerate reads.
+
+    @property
+    def dcp_enabled(self) -> bool:
+        """Whether a DCP group has more than one rank."""
+        return self.dcp_size > 1
+
+    @property
+    def total_size(self) -> int:
+        return super().total_size * self.dcp_size
+
+    @property
+    def non_data_parallel_size(self) -> int:
+        return super().non_data_parallel_size * self.dcp_size
+
+    @property
+    def non_dp_dim_names(self) -> list[str]:
+        return super().non_dp_dim_names + self._dcp_dim
+
+    @property
+    def dp_shard_cp_dim_names(self) -> list[str]:
+        return super().dp_shard_cp_dim_names + self._dcp_dim
+
+    @property
+    def dp_cp_dim_names(self) -> list[str]:
+        return super().dp_cp_dim_names + self._dcp_dim
+
+    @property
+    def _dcp_dim(self) -> list[str]:
+        return [DCP_DIM] if self.dcp_enabled else []
+
+    def _get_mesh(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Names and sizes of the mesh dimensions, in the order in which Accelerate unpacks them."""
+        sizes = self._sizes | {DCP_DIM: self.dcp_size}
+        names = tuple(name for name in MESH_ORDER if name in self.active_mesh_dims)
+        return names, tuple(sizes[name] for name in names)
+
+    def build_device_mesh(self, device_type: str) -> Any:
+        """Settle the sizes, make the mesh and the DCP group. Collective over all processes.
+
+        Raises:
+            ValueError: on every process, if the sizes don't fit the number of processes, or settings differ.
+        """
+        world = dist.get_world_size() if dist.is_initialized() else 1
+        self.settle_sizes(world)
+        session = self.session
+        if not dist.is_initialized():
+            session.group = single_group(self.plan_timeout)
+            return None
+        hosts = require_agreement(self._fingerprint(), collective_device(device_type))
+        mesh = super().build_device_mesh(device_type) if world > 1 else None
+        if mesh is None:
+            session.group = single_group(self.plan_timeout)
+        else:
+            session.group = make_group(mesh, hosts, self.plan_store, self.plan_timeout)
+        return mesh
+
+    def settle_sizes(self, world: int) -> None:
+        """Give data parallelism the processes that are left over. Raises ValueError if the sizes don't fit."""
+        if world % self.non_data_parallel_size:
+            beside = f" times tp_size={self.tp_size}" if self.tp_size > 1 else ""
+            raise ValueError(
+                f"dcp_size={self.dcp_size}{beside} does not divide the number of processes, {world}: start a "
+                f"multiple of "
+                f"{self.non_data_parallel_size} processes (accelerate launch, torchrun), or set another dcp_size"
+            )
+        if self.data_parallel_size == 1:
+            self._set_size("dp_replicate", world // self.non_data_parallel_size)
+        if self.total_size != world:
+            raise ValueError(
+                f"dp_replicate_size={self.dp_replicate_size}, dp_shard_size={self.dp_shard_size}, "
+                f"dcp_size={self.dcp_size} "
+                f"and tp_size={self.tp_size} make {self.total_size} processes, but there are {world}: leave the data "
+                "parallel sizes out"
+            )
+
+    def _validate_accelerator(self, accelerator: Any) -> None:
+        """Accelerate's own check knows neither gloo nor a ``"cp"`` dimension of size 1; ours ran with the mesh."""
+        if accelerator.num_processes != self.total_size:
+            raise ValueError(
+                f"the parallelism configuration was set up for {self.total_size} processes, but the Accelerator has "
+                f"{accelerator.num_processes}"
+            )
+
+    # What users call.
+
+    @property
+    def session(self) -> Session:
+        """What collator, callback and loader share; copies of this object have the same one."""
+        if self._number not in _SESSIONS:
+            raise ValueError("this DcpParallelismConfig is of another process: make it anew in each process")
+        return _SESSIONS[self._number]
+
+    def setup(self, device_type: str = "cpu") -> None:
+        """Make the DCP group, where neither Trainer nor Accelerator does. Collective over all processes."""
+        self.get_device_mesh(device_type)
+
+    def batched(
+        self,
+        dataset: Any,
+        tokens_per_batch: int | None = None,
+        lengths: str | Sequence[int] = "length",
+        seed: int = 0,
+        overlong: str = "error",
+        shuffle: bool = True,
+        multiple_of: int | None = None,
+    ) -> BatchedDataset:
+        """``dataset`` as whole batches of the DCP group; see `hf_dcp.data.batched.BatchedDataset`.
+
+        Args:
+            tokens_per_batch: most tokens of a batch; None: those of the longest row.
+            multiple_of: of which the number of batches is a multiple; None: the number of data parallel groups.
+
+        Raises:
+            ValueError: for overlong or empty rows, or sizes that don't fit the number of processes.
+        """
+        if multiple_of is None:
+            world = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+            self.settle_sizes(world)
+            multiple_of = self.data_parallel_size
+        options = {"seed": seed, "overlong": overlong, "shuffle": shuffle, "multiple_of": multiple_of}
+        return BatchedDataset.of(dataset, tokens_per_batch, lengths, **options)
+
+    def collator(self, tokenizer: Any = None, mask: MaskLike = "causal", model: nn.Module | None = None) -> DcpCollator:
+        """The data collator; see `hf_dcp.data.collator.DcpCollator`.
+
+        Args:
+            tokenizer: only its padding token is used, as the token of dummy rows.
+            model: makes the model known, where no Trainer with a `DcpStatsCallback` does.
+        """
+        if model is not None:
+            self.attach(model)
+        token = getattr(tokenizer, "pad_token_id", None)
+        return DcpCollator(self.session, mask, dummy_token=0 if token is None else token)
+
+    def attach(self, model: nn.Module) -> None:
+        """Check a model and make it known to this run's collators.
+
+        Raises:
+            ValueError: if DCP can't run it.
+        """
+        from hf_dcp.integrations.binding import attach
+
+        attach(model, self.session)
+
+    # What is shown and saved.
+
+    def _fingerprint(self) -> str:
+        dp = f"{self.dp_replicate_size}x{self.dp_shard_size}"
+        return f"dcp_size={self.dcp_size} tp_size={self.tp_size} dp={dp} plan_timeout={self.plan_timeout:g} {self.dcp}"
+
+    def __repr__(self) -> str:
+        return (
+            f"DcpParallelismConfig(dcp_size={self.dcp_size}, dp_replicate_size={self.dp_replicate_size}, "
+            f"dp_shard_size={self.dp_shard_size}, tp_size={self.tp_size}, plan_timeout={self.plan_timeout}, "
+            f"dcp={self.dcp})"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings, without the plan store."""
+        names = ("dcp_size", "dp_replicate_size", "dp_shard_size", "tp_size", "plan_timeout")
+        return {name: getattr(self, name) for name in names} | {"dcp": asdict(self.dcp)}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the plan store, which may hold a password, and the mesh, which is of this process."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("plan_store", "device_mesh")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state | {"plan_store": None})
+
+
+_NUMBERS = itertools.count()
+_SESSIONS: dict[int, Session] = {}
+"""Here and not on the configuration, which is copied and saved with the training arguments."""
+
+
+def _setting(name: str, given: Any, variable: str, default: Any, kind: type) -> Any:
+    """The given value, else that of the environment variable, else the default."""
+    if given is None:
+        text = os.environ.get(variable)
+        if text is None:
+            return default
+        try:
+            return kind(text)
+        except ValueError:
+            raise ValueError(f"{variable} must be a number, not {text!r}") from None
+    if isinstance(given, bool) or not isinstance(given, (int, kind)):
+        raise ValueError(f"{name} must be {'an integer' if kind is int else 'a number'}, not {given!r}")
+    return given
+
+
+def _config_from_environment() -> DcpConfig:
+    block_size = os.environ.get("HF_DCP_BLOCK_SIZE", "auto")
+    if block_size != "auto" and not block_size.isdecimal():
+        raise ValueError(f'HF_DCP_BLOCK_SIZE must be an integer of at least 1 or "auto", not {block_size!r}')
+    placement = os.environ.get("HF_DCP_PLACEMENT", "auto")
+    return DcpConfig(block_size="auto" if block_size == "auto" else int(block_size), placement=placement)

@@ -1,0 +1,186 @@
+"""``attn_implementation="dcp"``: what Transformers calls for attention and for masks.
+
+With a plan (the forward argument ``dcp_plan``) attention runs on the whole DCP group, and no mask is ever built.
+Without one (generation, a stock batch) it is `sdpa`, on a mask that is built at that moment.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from hf_dcp.runtime import DcpPlan, attention
+
+NAME = "dcp"
+
+calls: Counter[str] = Counter()
+"""Calls of this process so far: "plan" for calls with a plan, "dense" for calls without one."""
+
+
+class LazyMask:
+    """The arguments of a mask, which is built when a call has no plan.
+
+    Args:
+        arguments: what Transformers hands to a mask function.
+    """
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        # A static cache keeps its offsets in tensors, and has moved them on when the mask is built.
+        self.arguments: dict[str, Any] = {
+            name: value.clone() if name in ("q_offset", "kv_offset") and isinstance(value, Tensor) else value
+            for name, value in arguments.items()
+        }
+        self.built: dict[bool, Tensor | None] = {}
+
+    @property
+    def window(self) -> int | None:
+        """The sliding window that the mask stands for."""
+        return self.arguments.get("local_size")
+
+    def build(self, allow_none: bool = True) -> Tensor | None:
+        """The mask as sdpa wants it: bool[batch, 1, queries, keys], or None where a flag of the kernel says the same.
+
+        Args:
+            allow_none: whether None may stand for a causal mask, or for none.
+        """
+        if allow_none not in self.built:
+            arguments = self.arguments
+            if not allow_none:
+                arguments = arguments | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+            self.built[allow_none] = sdpa_mask(**arguments)
+        return self.built[allow_none]
+
+    def refuse_beside_plan(self) -> None:
+        """Raise ValueError if the mask says something that a plan knows nothing of."""
+        if self.arguments.get("attention_mask") is not None:
+            raise ValueError("attention_mask beside dcp_plan can't be honoured: leave it out, plans have no padding")
+        if self.arguments.get("use_vmap"):
+            raise ValueError("the model changes its mask by a function of its own, which a plan can't honour: use sdpa")
+
+
+def dcp_mask(**arguments: Any) -> LazyMask:
+    """The mask function of ``attn_implementation="dcp"``; see `transformers.masking_utils.sdpa_mask`."""
+    return LazyMask(arguments)
+
+
+def dcp_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | LazyMask | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    dcp_plan: DcpPlan | int | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The attention function of ``attn_implementation="dcp"``.
+
+    Args:
+        query: [batch, heads, tokens, D]; batch is 1 with a plan.
+        key, value: [batch, KV heads, tokens, D].
+        dcp_plan: the plan of this rank for this batch, or its handle.
+        s_aux: sinks, [heads].
+
+    Returns:
+        Output [batch, tokens, heads, D], and None in place of weights.
+
+    Raises:
+        ValueError: with a plan, for what can't be honoured: dropout, position_bias, a further mask.
+    """
+    if dcp_plan is None:
+        calls["dense"] += 1
+        plain = {"dropout": dropout, "scaling": scaling, "position_bias": position_bias, **kwargs}
+        return _without_plan(module, query, key, value, attention_mask, softcap, s_aux, plain), None
+    calls["plan"] += 1
+    if dropout:
+        raise ValueError(f"attention dropout is {dropout}, which DCP can't honour: set it to 0 in the model's config")
+    if position_bias is not None:
+        raise ValueError("position_bias can't be honoured with a dcp_plan: use a model without one")
+    if kwargs.get("output_attentions"):
+        raise ValueError("output_attentions=True can't be honoured with a dcp_plan: leave it out")
+    window = _window(attention_mask, sliding_window)
+    query, key, value = (_autocast(x) for x in (query, key, value))
+    out = attention(query, key, value, dcp_plan, window=window, scale=scaling, softcap=softcap, sinks=s_aux)
+    return out, None
+
+
+def _window(mask: Tensor | LazyMask | None, argument: int | None) -> int | None:
+    """The sliding window of the layer, which models say in the mask, and most of them as an argument too."""
+    if mask is None:
+        return argument
+    if not isinstance(mask, LazyMask):
+        raise ValueError("a 4-D attention_mask beside dcp_plan can't be honoured: say it as the mask of the collator")
+    mask.refuse_beside_plan()
+    if argument is not None and mask.window != argument:
+        raise ValueError(
+            f"the layer has sliding_window {argument}, but its mask {mask.window}: the model is not supported"
+        )
+    return mask.window
+
+
+def _autocast(x: Tensor) -> Tensor:
+    """What autocast does for the stock kernels, which it knows by name."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device) and x.is_floating_point():
+        return x.to(torch.get_autocast_dtype(device))
+    return x
+
+
+def _without_plan(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | LazyMask | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    arguments: dict[str, Any],
+) -> Tensor:
+    plain = softcap is None and sinks is None
+    built = mask.build(allow_none=plain) if isinstance(mask, LazyMask) else mask
+    if plain:
+        return sdpa_attention_forward(module, query, key, value, built, **arguments)[0]
+    if arguments["dropout"] or arguments["position_bias"] is not None:
+        raise ValueError("softcap and sinks beside dropout or position_bias can't be honoured: set dropout to 0")
+    return _dense(query, key, value, built, arguments["scaling"], softcap, sinks)
+
+
+def _dense(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Attention with what sdpa lacks, softcap and sinks: [batch, tokens, heads, D]; softmax in fp32."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if mask is not None:
+        scores = torch.where(mask, scores, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
+    if sinks is not None:
+        column = sinks.reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1).to(scores.dtype)
+        scores = torch.cat([scores, column], -1)
+    weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
+    return (weights[..., : key.shape[2]] @ value).transpose(1, 2).contiguous()
+
+
+def register() -> None:
+    """Make ``attn_implementation="dcp"`` known to Transformers; harmless when called again."""
+    AttentionInterface.register(NAME, dcp_attention)
+    AttentionMaskInterface.register(NAME, dcp_mask)

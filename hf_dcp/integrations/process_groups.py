@@ -1,0 +1,154 @@
+"""Setting up a DCP group: who is where, who plans with whom, and where plans are exchanged."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from hf_dcp.lookahead.session import Group
+from hf_dcp.lookahead.store import StoreAddress, StoreError
+from hf_dcp.planning.batch import Topology
+from hf_dcp.runtime import Communicator
+
+TEXT_BYTES = 512
+DCP_DIM = "cp"
+"""Accelerate gives ranks along a dimension of this name the same batch."""
+
+_servers: dict[str, dist.TCPStore] = {}
+"""Plan stores that this process serves, by prefix: they live as long as the process."""
+
+
+def gather_texts(text: str, device: torch.device | str = "cpu") -> list[str]:
+    """The text of every process, in rank order. Nothing is unpickled. Collective over all processes.
+
+    Raises:
+        ValueError: for a text of more than 510 bytes.
+    """
+    data = text.encode()
+    if len(data) > TEXT_BYTES - 2:
+        raise ValueError(f"a text of {len(data)} bytes is too long to be gathered; {TEXT_BYTES - 2} is the most")
+    frame = len(data).to_bytes(2, "little") + data.ljust(TEXT_BYTES - 2, b"\0")
+    mine = torch.frombuffer(bytearray(frame), dtype=torch.uint8).to(device)
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, mine)
+    frames = [bytes(other.cpu().numpy()) for other in everyone]
+    return [f[2 : 2 + int.from_bytes(f[:2], "little")].decode() for f in frames]
+
+
+def collective_device(device_type: str) -> torch.device:
+    """Where tensors for collective calls of the default process group have to be."""
+    if device_type == "cuda" and dist.get_backend() != "gloo":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def host_name() -> str:
+    """The node of this process: ``HF_DCP_NODE`` where host names don't tell nodes apart, else the host name."""
+    return os.environ.get("HF_DCP_NODE") or socket.gethostname()
+
+
+def require_agreement(fingerprint: str, device: torch.device | str) -> list[str]:
+    """Host names of all processes, after a check that all have the same settings. Collective over all processes.
+
+    Raises:
+        ValueError: on every process, if the settings differ.
+    """
+    answers = [text.split("\n", 1) for text in gather_texts(f"{fingerprint}\n{host_name()}", device)]
+    ranks: dict[str, list[int]] = {}
+    for rank, (other, _) in enumerate(answers):
+        ranks.setdefault(other, []).append(rank)
+    if len(ranks) > 1:
+        text = "; ".join(f"{settings} on ranks {those}" for settings, those in ranks.items())
+        raise ValueError(f"the processes have different DCP settings ({text}): give all the same")
+    return [host for _, host in answers]
+
+
+def dcp_groups(mesh: DeviceMesh) -> list[list[int]]:
+    """The global ranks of every DCP group of a mesh, each in the order of its ranks."""
+    names = mesh.mesh_dim_names or ()
+    if DCP_DIM not in names:
+        return [[rank] for rank in mesh.mesh.flatten().tolist()]
+    dim = names.index(DCP_DIM)
+    return mesh.mesh.movedim(dim, -1).reshape(-1, mesh.size(dim)).tolist()
+
+
+def dp_position(mesh: DeviceMesh) -> tuple[int, int]:
+    """(index, number) of this process's group among those with batches of their own."""
+    index, number = 0, 1
+    for name in mesh.mesh_dim_names or ():
+        if name in ("dp_replicate", "dp_shard"):
+            size = mesh[name].size()
+            index, number = index * size + mesh.get_local_rank(name), number * size
+    return index, number
+
+
+def make_group(mesh: DeviceMesh, hosts: Sequence[str], plan_store: str, timeout: float) -> Group:
+    """Make communicator and plan store. Collective over all processes."""
+    groups = dcp_groups(mesh)
+    own = next(ranks for ranks in groups if dist.get_rank() in ranks)
+    communicator = Communicator.create(groups) if len(own) > 1 else None
+    dp_rank, dp_size = dp_position(mesh)
+    return Group(
+        rank=own.index(dist.get_rank()),
+        topology=Topology.from_hosts([hosts[rank] for rank in own]),
+        communicator=None if communicator is None else communicator.id,
+        dp_rank=dp_rank,
+        dp_size=dp_size,
+        address=store_address(plan_store, collective_device(mesh.device_type)),
+        timeout=timeout,
+    )
+
+
+def single_group(timeout: float) -> Group:
+    """The group of a process that is alone."""
+    return Group(0, Topology((0,)), None, 0, 1, StoreAddress("local", _run_id()), timeout)
+
+
+def store_address(plan_store: str, device: torch.device) -> StoreAddress:
+    """Where plans are exchanged; the same on all processes. Collective.
+
+    The launcher's own store is used where all processes reach it, else rank 0 serves one on a free port.
+    """
+    run = gather_texts(_run_id(), device)[0]
+    if plan_store == "local":
+        return StoreAddress("local", run)
+    offered = StoreAddress("torch", run, os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT") or 0))
+    if all(text == "yes" for text in gather_texts("yes" if _reachable(offered) else "no", device)):
+        return offered
+    own = ""
+    if dist.get_rank() == 0:
+        _servers[run] = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
+        own = f"{_address_of_rank_0()}\n{_servers[run].port}"
+    host, port = gather_texts(own, device)[0].split("\n")
+    return StoreAddress("torch", run, host, int(port))
+
+
+def _run_id() -> str:
+    return f"hf_dcp/{secrets.token_hex(8)}"
+
+
+def _reachable(address: StoreAddress) -> bool:
+    if not address.host or not address.port:
+        return False
+    try:
+        address.open(timeout=10.0)
+    except StoreError:
+        return False
+    return True
+
+
+def _address_of_rank_0() -> str:
+    """Where other processes reach rank 0: MASTER_ADDR names its host if it is set."""
+    return os.environ.get("MASTER_ADDR") or ("127.0.0.1" if _one_host() else socket.gethostname())
+
+
+def _one_host() -> bool:
+    """Whether all processes are on this host, as far as launchers say."""
+    local, world = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
+    return local is None or local == world

@@ -1,0 +1,124 @@
+"""`DcpStatsCallback`: what a stock Trainer needs besides plugin and collator, and what its user wants to see."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from hf_dcp.data.batched import BatchedDataset
+from hf_dcp.data.collator import DcpCollator
+from hf_dcp.integrations.models import base_model
+from hf_dcp.integrations.statistics import FIELDS, StepStatistics, first_plan, start_line, total_over_ranks
+from hf_dcp.integrations.trainer_checks import calling_trainer, check_trainer, plugin_of
+from hf_dcp.integrations.trainer_fixes import fix_gather, fix_total_batch_size
+from hf_dcp.lookahead.batch_plan import BatchPlan
+from hf_dcp.lookahead.session import Session
+
+logger = logging.getLogger("hf_dcp")
+
+
+class DcpStatsCallback(TrainerCallback):
+    """Pass one to every Trainer that trains with DCP.
+
+    When the Trainer is built it checks model and settings, makes the model known to the collator, and corrects the few
+    numbers in which Trainer takes DCP ranks for data parallel ones. While it trains it adds to each log entry, under
+    ``dcp/...``: tokens, bytes between and inside nodes, their ratio to a dense static ring, imbalances, seconds of
+    planning, and where plans came from. At the start it prints one line.
+
+    Raises:
+        ValueError: in the constructor of Trainer, on every rank, for what DCP can't honour.
+    """
+
+    def __init__(self) -> None:
+        self.total = StepStatistics()
+        """Sums over the run so far, over all ranks."""
+        self._since_log = StepStatistics()
+        self._since_step = 0
+        self._tokens_at_start = 0
+        self._tokens_seen = 0
+        self._ready = False
+        self._session: Session | None = None
+
+    def summary(self) -> dict[str, float]:
+        """The statistics of the whole run so far, as in the log entries."""
+        return self.total.means()
+
+    def on_init_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
+    ) -> None:
+        trainer = calling_trainer()
+        if trainer is None:
+            raise ValueError(
+                "DcpStatsCallback was not called by a Trainer of Transformers: pass it to Trainer(callbacks=...)"
+            )
+        self._prepare(trainer, model)
+
+    def _prepare(self, trainer: Trainer, model: nn.Module) -> None:
+        plugin = plugin_of(trainer.args)
+        session = self._session = plugin.session
+        check_trainer(trainer)
+        plugin.attach(model)
+        if trainer.args.average_tokens_across_devices:
+            session.loss_scale = session.require_group().loss_ranks
+        base_model(model).register_forward_pre_hook(self._record, with_kwargs=True)
+        fix_gather(trainer, session)
+        fix_total_batch_size(trainer, session)
+        # First of all, so that loggers see what it adds to the logs.
+        callbacks = trainer.callback_handler.callbacks
+        callbacks.remove(self)
+        callbacks.insert(0, self)
+        self._ready = True
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
+    ) -> None:
+        trainer = calling_trainer()
+        if not self._ready and trainer is not None:  # added by add_callback, after the Trainer was built
+            self._prepare(trainer, model)
+        assert self._session is not None and trainer is not None and isinstance(trainer.data_collator, DcpCollator)
+        # Also compiles the planner before workers are forked from this process.
+        plan = first_plan(trainer.data_collator, trainer.train_dataset)
+        if state.is_world_process_zero:
+            logger.warning(start_line(self._session, plan))
+        self._tokens_at_start = state.num_input_tokens_seen
+        self._tokens_seen = 0
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        step, self._since_step = self._since_step, 0
+        if args.include_num_input_tokens_seen != "no":  # Trainer counts dummy rows
+            mine = torch.tensor([float(step)], dtype=torch.float64)
+            self._tokens_seen += int(total_over_ranks(mine, args.device)[0])
+            state.num_input_tokens_seen = self._tokens_at_start + self._tokens_seen
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if logs is None or "loss" not in logs:
+            return
+        steps, self._since_log = self._since_log.over_ranks(args.device), StepStatistics()
+        self.total.add(steps)
+        added = {f"dcp/{name}": value for name, value in steps.means().items()}
+        logs.update(added)
+        if state.log_history:
+            state.log_history[-1].update(added)
+
+    def _record(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        plan = kwargs.get("dcp_plan")
+        if not module.training or not isinstance(plan, BatchPlan) or self._session is None:
+            return
+        # One rank of each group speaks for it.
+        if plan.rank_plan.rank == 0:
+            self._since_step += plan.report.tokens
+        self._since_log.record(plan)
+
+
+__all__ = ["FIELDS", "BatchedDataset", "DcpStatsCallback"]

@@ -1,0 +1,54 @@
+"""A rank's plan as it comes out of a `PlanSource`: with its report, and with how it was come by."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+
+from hf_dcp.lookahead.report import PlanReport
+from hf_dcp.planning.plan import RankPlan
+from hf_dcp.runtime import DcpPlan
+
+Origin = Literal["planned", "fetched", "cached", "replanned"]
+
+
+class BatchPlan(DcpPlan):
+    """A `DcpPlan` that also carries statistics.
+
+    Args:
+        report: of the whole group's plan.
+        origin: planned here as it was this rank's turn, fetched from the store, found in the cache, or planned here
+            since the store didn't have it.
+        wait_s: seconds from asking to having it, planning included.
+    """
+
+    def __init__(
+        self,
+        rank_plan: RankPlan,
+        report: PlanReport,
+        origin: Origin,
+        wait_s: float,
+        communicator: int | None = None,
+        backward_kv: Literal["refetch", "keep"] = "refetch",
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(rank_plan, communicator, backward_kv, device)
+        self.report = report
+        self.origin: Origin = origin
+        self.wait_s = wait_s
+
+    def to(
+        self, device: torch.device | str | None = None, *args: Any, non_blocking: bool = False, **kw: Any
+    ) -> BatchPlan:
+        """The same plan for another device; itself if it is there already, or if no device is named."""
+        if not isinstance(device, (str, torch.device, int)) or torch.device(device) == self.device:
+            return self
+        return BatchPlan(**(self.__getstate__() | {"device": torch.device(device)}))
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {"report": self.report, "origin": self.origin, "wait_s": self.wait_s}
+        return super().__getstate__() | own
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        BatchPlan.__init__(self, **state)

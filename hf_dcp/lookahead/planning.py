@@ -1,0 +1,237 @@
+"""From a batch to this rank's plan: each batch is planned once in the group, by the rank that its key names."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import os
+import time
+from collections import Counter, OrderedDict, deque
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Any
+
+from hf_dcp.config import DcpConfig
+from hf_dcp.lookahead.batch_plan import BatchPlan, Origin
+from hf_dcp.lookahead.payload import Payload, PayloadError, PlanningFailed, decode, encode_error, encode_plan
+from hf_dcp.lookahead.report import PlanReport
+from hf_dcp.lookahead.store import PlanStore, StoreAddress, StoreError, StoreTimeout
+from hf_dcp.planning.batch import BatchSpec, ModelShape, Topology
+from hf_dcp.planning.plan import SCHEMA
+from hf_dcp.planning.planner import plan_batch
+
+logger = logging.getLogger("hf_dcp")
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """What plans are made for, and where they are exchanged.
+
+    Args:
+        rank: this rank inside the DCP group.
+        communicator: id of the group's communicator, None for a group of one.
+        address: of the plan store.
+        timeout: seconds to wait for a plan of another rank before it is made here.
+        cache_size: plans kept by each process.
+        keep: so many of its last plans a process leaves in the store.
+    """
+
+    topology: Topology
+    shape: ModelShape
+    config: DcpConfig
+    rank: int
+    communicator: int | None
+    address: StoreAddress
+    timeout: float = 60.0
+    cache_size: int = 16
+    keep: int = 32
+
+
+class PlanSource:
+    """Gives this rank's plan for a batch. It pickles, and works on in forked processes, with a connection of their own.
+
+    Args:
+        settings: equal on all ranks of the group but for ``rank`` and ``communicator``.
+    """
+
+    def __init__(self, settings: PlanSettings) -> None:
+        self.settings = settings
+        self.counts: Counter[str] = Counter()
+        """Plans of this process by origin; "refused" payloads; "published" plans."""
+        self._cache: OrderedDict[bytes, _Cached] = OrderedDict()
+        self._published: deque[bytes] = deque()
+        self._store: PlanStore | None = None
+        self._process = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"settings": self.settings}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        PlanSource.__init__(self, state["settings"])
+
+    @property
+    def world_size(self) -> int:
+        return self.settings.topology.world_size
+
+    def get(self, batch: BatchSpec) -> BatchPlan:
+        """This rank's plan. Raises ValueError for a batch that can't be planned, the same on every rank."""
+        since = time.perf_counter()
+        self._renew_after_fork()
+        key = plan_key(batch, self.settings)
+        payload, origin = self._find(key, batch)
+        self.counts[origin] += 1
+        settings = self.settings
+        waited = time.perf_counter() - since
+        return BatchPlan(
+            payload.rank_plan, payload.report, origin, waited, settings.communicator, settings.config.backward_kv
+        )
+
+    def planner_of(self, key: bytes) -> int:
+        """The rank that plans the batch with this key."""
+        return int.from_bytes(key[:8], "little") % self.world_size
+
+    def _find(self, key: bytes, batch: BatchSpec) -> tuple[Payload, Origin]:
+        mine = self.planner_of(key) == self.settings.rank
+        if key in self._cache:
+            self._cache.move_to_end(key)
+            cached = self._cache[key]
+            if mine and key not in self._published:  # others may have forgotten it
+                self._publish(key, cached.others)
+            return cached.own, "cached"
+        if mine:
+            own, others = self._plan_for_all(key, batch)
+            self._publish(key, others)
+            return self._remember(key, own, others), "planned"
+        fetched = self._fetch(key)
+        if fetched is not None:
+            return self._remember(key, fetched, {}), "fetched"
+        own, _ = self._plan(key, batch)
+        return self._remember(key, own, {}), "replanned"
+
+    def _remember(self, key: bytes, own: Payload, others: dict[int, bytes]) -> Payload:
+        self._cache[key] = _Cached(own, others)
+        while len(self._cache) > self.settings.cache_size:
+            self._cache.popitem(last=False)
+        return own
+
+    def _plan_for_all(self, key: bytes, batch: BatchSpec) -> tuple[Payload, dict[int, bytes]]:
+        """Plan for the group; an error is published too, so that no rank waits for a plan that won't come."""
+        try:
+            return self._plan(key, batch)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            others = {r: encode_error(key, text) for r in range(self.world_size) if r != self.settings.rank}
+            self._publish(key, others)
+            raise
+
+    def _plan(self, key: bytes, batch: BatchSpec) -> tuple[Payload, dict[int, bytes]]:
+        """This rank's payload, and the encoded ones of the others if it is this rank's turn."""
+        settings = self.settings
+        plan = plan_batch(batch, settings.topology, settings.shape, settings.config)
+        report = PlanReport.of(plan)
+        others = {}
+        if self.planner_of(key) == settings.rank:
+            others = {p.rank: encode_plan(key, p, report) for p in plan.rank_plans if p.rank != settings.rank}
+        return Payload(plan.rank(settings.rank), report), others
+
+    def _publish(self, key: bytes, others: dict[int, bytes]) -> None:
+        if not others:
+            return
+        try:
+            store = self._open()
+            for rank, data in others.items():
+                store.put(_name(key, rank), data)
+            self._published.append(key)
+            self.counts["published"] += 1
+            while len(self._published) > self.settings.keep:
+                old = self._published.popleft()
+                for rank in others:
+                    store.delete(_name(old, rank))
+        except StoreError as error:
+            self._store = None
+            logger.warning("a plan could not be put into the plan store, the other ranks make it themselves: %s", error)
+
+    def _fetch(self, key: bytes) -> Payload | None:
+        """This rank's payload from the store, or None if it doesn't come or is not what it should be."""
+        settings = self.settings
+        try:
+            data = self._open().get(_name(key, settings.rank), settings.timeout)
+            payload = decode(key, data)
+            _check(payload, settings)
+            return payload
+        except StoreTimeout:
+            logger.warning("no plan after %g s, so this rank makes it itself", settings.timeout)
+        except StoreError as error:
+            self._store = None
+            logger.warning("the plan store failed, so this rank makes the plan itself: %s", error)
+        except PlanningFailed:
+            raise
+        except PayloadError as error:
+            self.counts["refused"] += 1
+            logger.warning("a plan from the store was refused, so this rank makes it itself: %s", error)
+        return None
+
+    def _open(self) -> PlanStore:
+        if self._store is None:
+            self._store = self.settings.address.open()
+        return self._store
+
+    def _renew_after_fork(self) -> None:
+        """A connection, and the knowledge of what is in the store by this process's doing, stay with the parent."""
+        if self._process != os.getpid():
+            self._process, self._store = os.getpid(), None
+            self._published.clear()
+            self.counts.clear()
+
+
+@dataclass
+class _Cached:
+    own: Payload
+    others: dict[int, bytes]
+    """Encoded payloads of the other ranks, where this rank planned."""
+
+
+def plan_key(batch: BatchSpec, settings: PlanSettings) -> bytes:
+    """32 bytes that name a batch: equal where the plan is, on every rank and after every restart."""
+    text = json.dumps(
+        {
+            "batch": [[length, mask.key(length)] for length, mask in zip(batch.lengths, batch.masks)],
+            "topology": asdict(settings.topology),
+            "shape": asdict(settings.shape),
+            "config": asdict(settings.config),
+            "versions": versions(),
+        },
+        sort_keys=True,
+    )
+    return hashlib.blake2b(text.encode(), digest_size=32).digest()
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Versions that a plan depends on."""
+    found = {"schema": str(SCHEMA)}
+    for name in ("hf-dcp", "mtkahypar", "kahypar", "numpy"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "none"
+    return found
+
+
+def _name(key: bytes, rank: int) -> str:
+    return f"{key.hex()}/{rank}"
+
+
+def _check(payload: Payload, settings: PlanSettings) -> None:
+    """Raise PayloadError unless the plan is for this rank of this group and this model."""
+    plan = payload.rank_plan
+    for name, got, want in (
+        ("rank", plan.rank, settings.rank),
+        ("node_of_rank", plan.node_of_rank, settings.topology.node_of_rank),
+        ("shape", plan.shape, settings.shape),
+        ("num_tokens", plan.num_tokens, payload.report.tokens),
+    ):
+        if got != want:
+            raise PayloadError(f"the plan's {name} is {got}, not {want}")

@@ -1,0 +1,99 @@
+"""What the plugin, the collator and the callback of one run share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hf_dcp.config import DcpConfig
+from hf_dcp.lookahead.planning import PlanSettings, PlanSource
+from hf_dcp.lookahead.store import StoreAddress
+from hf_dcp.planning.batch import ModelShape, Topology
+
+
+@dataclass(frozen=True)
+class Group:
+    """This process in the DCP group that it belongs to.
+
+    Args:
+        rank: inside the DCP group.
+        topology: of the group.
+        communicator: id of the group's communicator; None for a group of one rank.
+        dp_rank, dp_size: which of how many groups with batches of their own this is.
+        address: of the plan store.
+        timeout: seconds to wait for a plan of another rank before it is made here.
+    """
+
+    rank: int
+    topology: Topology
+    communicator: int | None
+    dp_rank: int
+    dp_size: int
+    address: StoreAddress
+    timeout: float
+
+    @property
+    def size(self) -> int:
+        return self.topology.world_size
+
+    @property
+    def loss_ranks(self) -> int:
+        return self.size * self.dp_size
+
+
+class Session:
+    """Filled as a run is set up: the group when the device mesh is built, the shape when the model is known."""
+
+    def __init__(self, config: DcpConfig) -> None:
+        self.config = config
+        self.group: Group | None = None
+        self.shape: ModelShape | None = None
+        self.loss_scale = 1
+        """By what the caller multiplies the losses of evaluation (Trainer: by the number of processes)."""
+        self._source: PlanSource | None = None
+
+    def require_group(self) -> Group:
+        """The group. Raises ValueError if the process groups are not set up."""
+        if self.group is None:
+            raise ValueError(
+                "the DCP group is not set up: pass the DcpParallelismConfig as parallelism_config to TrainingArguments "
+                "or Accelerator, or call its setup(), before the first batch"
+            )
+        return self.group
+
+    def bind(self, shape: ModelShape) -> None:
+        """Make the model's attention known; a change makes new plans from here on."""
+        if shape != self.shape:
+            self.shape, self._source = shape, None
+
+    def source(self) -> PlanSource:
+        """The plans of this run. Raises ValueError as long as the group or the model is unknown."""
+        group = self.require_group()
+        if self.shape is None:
+            raise ValueError(
+                "the model is not known to DCP: add hf_dcp.DcpStatsCallback() to the callbacks of the Trainer, or pass "
+                "model=... to collator() or DcpDataLoader"
+            )
+        if self._source is None:
+            self._source = PlanSource(
+                PlanSettings(
+                    topology=group.topology,
+                    shape=self.shape,
+                    config=self.config,
+                    rank=group.rank,
+                    communicator=group.communicator,
+                    address=group.address,
+                    timeout=group.timeout,
+                )
+            )
+        return self._source
+
+    def reset(self) -> None:
+        """Forget the group: its processes are gone."""
+        self.group, self._source = None, None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__) | {"_source": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)

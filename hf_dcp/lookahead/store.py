@@ -1,0 +1,145 @@
+"""Plan stores: where the rank that plans a batch leaves the plans of the others.
+
+A store is opened anew in every process: connections don't survive forks. What travels between processes is a
+`StoreAddress`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar, Protocol
+
+CHUNK_BYTES = 4 << 20
+"""Values of torch's TCP store may have at most 8 MiB; longer ones are cut at half of that."""
+MOST_CHUNKS = 256
+
+
+class StoreError(RuntimeError):
+    """The store can't be reached, or refuses."""
+
+
+class StoreTimeout(StoreError):
+    """The value didn't come in time."""
+
+
+class PlanStore(Protocol):
+    """Bytes by name."""
+
+    def put(self, key: str, data: bytes) -> None:
+        """Set a value. Raises StoreError if the store can't be reached."""
+
+    def get(self, key: str, timeout: float) -> bytes:
+        """Wait up to ``timeout`` seconds for a value. Raises StoreTimeout or StoreError."""
+
+    def delete(self, key: str) -> None:
+        """Forget a value; a missing one is no error. Raises StoreError if the store can't be reached."""
+
+
+@dataclass(frozen=True)
+class StoreAddress:
+    """How a process gets to the plan store of a run.
+
+    Args:
+        kind: "torch", or "local" for a group of one rank.
+        prefix: of all keys; runs that share a store have different ones.
+        host, port: of the server, for "torch".
+    """
+
+    kind: str
+    prefix: str
+    host: str = ""
+    port: int = 0
+
+    def open(self, timeout: float = 30.0) -> PlanStore:
+        """Connect. Raises StoreError if there is no server."""
+        if self.kind == "local":
+            return LocalStore(self.prefix)
+        return TorchStore(self.host, self.port, self.prefix, timeout)
+
+
+class LocalStore:
+    """A store inside one process, for all its threads."""
+
+    _values: ClassVar[defaultdict[str, dict[str, bytes]]] = defaultdict(dict)
+    _changed = threading.Condition()
+
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix
+
+    def put(self, key: str, data: bytes) -> None:
+        with self._changed:
+            self._values[self.prefix][key] = bytes(data)
+            self._changed.notify_all()
+
+    def get(self, key: str, timeout: float) -> bytes:
+        deadline = time.monotonic() + timeout
+        values = self._values[self.prefix]
+        with self._changed:
+            while key not in values:
+                if not self._changed.wait(deadline - time.monotonic()):
+                    raise StoreTimeout(f"no value after {timeout:g} s")
+            return values[key]
+
+    def delete(self, key: str) -> None:
+        with self._changed:
+            self._values[self.prefix].pop(key, None)
+
+
+class TorchStore:
+    """A client of the TCP store of torch.distributed.
+
+    Args:
+        timeout: seconds to wait for the server.
+
+    Raises:
+        StoreError: if no server answers.
+    """
+
+    def __init__(self, host: str, port: int, prefix: str, timeout: float = 30.0) -> None:
+        import torch.distributed as dist
+
+        self._errors: tuple[type[Exception], ...] = (dist.DistError, RuntimeError)
+        self._timeouts: tuple[type[Exception], ...] = (dist.DistStoreError,)
+        limit = timedelta(seconds=timeout)
+        client = self._ask(dist.TCPStore, host, port, is_master=False, wait_for_workers=False, timeout=limit)
+        self._store = dist.PrefixStore(prefix, client)
+
+    def put(self, key: str, data: bytes) -> None:
+        chunks = [data[i : i + CHUNK_BYTES] for i in range(0, len(data), CHUNK_BYTES)] or [b""]
+        for i, chunk in enumerate(chunks[1:], 1):
+            self._ask(self._store.set, f"{key}#{i}", chunk)
+        # The first chunk comes last, with their number: who sees it can read the others.
+        self._ask(self._store.set, key, len(chunks).to_bytes(4, "little") + chunks[0])
+
+    def get(self, key: str, timeout: float) -> bytes:
+        limit = timedelta(seconds=max(timeout, 0.001))
+        self._ask(self._store.wait, [key], limit)
+        first = self._ask(self._store.get, key)
+        count = int.from_bytes(first[:4], "little")
+        if count > MOST_CHUNKS:
+            raise StoreError(f"the value claims to have {count} chunks; {MOST_CHUNKS} is the most")
+        names = [f"{key}#{i}" for i in range(1, count)]
+        if names:
+            self._ask(self._store.wait, names, limit)
+        return b"".join([first[4:], *(self._ask(self._store.get, name) for name in names)])
+
+    def delete(self, key: str) -> None:
+        i = 0
+        while self._ask(self._store.delete_key, f"{key}#{i}" if i else key):
+            i += 1
+
+    def _ask(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except self._timeouts as error:
+            raise StoreTimeout(_first_line(error)) from error
+        except self._errors as error:
+            raise StoreError(_first_line(error)) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
