@@ -11,7 +11,7 @@ from hf_dcp.planning.batch import BatchSpec, ModelShape, Topology
 from hf_dcp.planning.codec import digest_of
 from hf_dcp.planning.objective import Score, evaluate
 from hf_dcp.planning.placement import Placement, choose_layout, place
-from hf_dcp.planning.placement.problem import Problem, build_problem
+from hf_dcp.planning.problem import Problem, build_problem
 from hf_dcp.planning.plan import Plan
 from hf_dcp.planning.schedule import make_rank_plans
 from hf_dcp.planning.tiles import make_blocks, make_tiles

@@ -1,0 +1,97 @@
+"""Balance limits: what devices and nodes may compute and hold, or the best that the pieces permit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numba as nb
+import numpy as np
+
+from hf_dcp.config import DcpConfig
+from hf_dcp.planning.batch import Topology
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Hard limits of every device (and, where `DcpConfig.epsilon_inter` is set, of every node)."""
+
+    compute: int
+    """Most work of a device: attended elements times query heads times layers."""
+    tokens: int
+    """Most tokens of a device."""
+    node_compute: np.ndarray
+    """int64[nodes]: most work of a node."""
+    total_compute: int
+    total_tokens: int
+    possible: bool
+    """Whether the limits are those of the settings; False: the pieces are too coarse, and these are the best they permit."""
+
+    @property
+    def status(self) -> str:
+        return "ok" if self.possible else "best_possible"
+
+    def imbalances(self, world_size: int) -> dict[str, float]:
+        """The limits of compute and tokens as max / mean."""
+        return {
+            "compute": self.compute * world_size / self.total_compute if self.total_compute else 1.0,
+            "tokens": self.tokens * world_size / self.total_tokens,
+        }
+
+
+def find_limits(
+    tile_work: np.ndarray, head_groups: int, block_size: np.ndarray, topology: Topology, config: DcpConfig
+) -> Limits:
+    """
+    Args:
+        tile_work: int64[tiles], work of a tile of one head group.
+        block_size: int64[blocks], tokens.
+    """
+    world = topology.world_size
+    total, tokens = int(tile_work.sum()) * head_groups, int(block_size.sum())
+    inter = config.epsilon if config.epsilon_inter is None else config.epsilon_inter
+    intra = config.epsilon if config.epsilon_intra is None else config.epsilon_intra
+    by_node = config.epsilon_inter is not None or config.epsilon_intra is not None
+    tolerance = (1 + inter) * (1 + intra) if by_node else 1 + config.epsilon
+    compute = int(total / world * tolerance)
+    token_limit = int(tokens / world * (1 + config.token_tolerance))
+    least_compute = _lpt_bound(tile_work, head_groups, world, compute)
+    least_tokens = _lpt_bound(block_size, 1, world, token_limit)
+    possible = least_compute <= compute and least_tokens <= token_limit
+    compute, token_limit = max(compute, least_compute), max(token_limit, least_tokens)
+    devices = np.bincount(topology.node)
+    node_compute = np.full(len(devices), total, np.int64)
+    if by_node:
+        largest = int(tile_work.max(initial=0))
+        node_compute = np.maximum((devices * (total / world) * (1 + inter)).astype(np.int64), devices * largest)
+    return Limits(compute, token_limit, node_compute, total, tokens, possible)
+
+
+def _lpt_bound(piece: np.ndarray, copies: int, world: int, limit: int) -> int:
+    """The largest load when pieces are dealt longest first, ``copies`` of each; at most ``limit`` where that is clear."""
+    if len(piece) == 0:
+        return 0
+    mean = int(piece.sum()) * copies / world
+    if mean + int(piece.max()) * (1 - 1 / world) <= limit:
+        return limit
+    order = np.argsort(-piece, kind="stable")
+    return int(_lpt(np.repeat(piece[order], copies), world))
+
+
+@nb.njit(cache=True)
+def _lpt(piece, world):
+    """Largest load after dealing the pieces, in this order, to the device with the least so far (a heap)."""
+    load = np.zeros(world, np.int64)
+    for size in piece:
+        load[0] += size
+        at = 0
+        while True:
+            child = 2 * at + 1
+            if child >= world:
+                break
+            if child + 1 < world and load[child + 1] < load[child]:
+                child += 1
+            if load[at] <= load[child]:
+                break
+            load[at], load[child] = load[child], load[at]
+            at = child
+    return load.max()
