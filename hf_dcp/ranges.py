@@ -9,9 +9,15 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+SHORT = 16
+"""Rows with more ranges than this are sorted before they are merged."""
+
 
 def normalise(ranges: np.ndarray) -> np.ndarray:
     """The normal form of any ranges: int32[L, R', 2] with R' at least 1 and at most R."""
+    if ranges.shape[1] > SHORT:
+        order = np.argsort(ranges[:, :, 0], axis=1, kind="stable")
+        ranges = np.take_along_axis(ranges, order[:, :, None], axis=1)
     out, columns = _normalise(np.ascontiguousarray(ranges, np.int32))
     return np.ascontiguousarray(out[:, : max(columns, 1)])
 
@@ -23,7 +29,7 @@ def _normalise(ranges):
     columns = 0
     for i in range(length):
         kept = 0
-        for c in range(width):  # insertion sort by lo: rows have few ranges
+        for c in range(width):  # insertion sort by lo: rows are short, or sorted already
             lo, hi = ranges[i, c, 0], ranges[i, c, 1]
             if lo >= hi:
                 continue
