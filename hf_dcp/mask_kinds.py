@@ -194,7 +194,7 @@ def _tokens(length: int) -> np.ndarray:
     return np.arange(length, dtype=np.int64)
 
 
-def _stack(length: int, *columns: tuple[object, object]) -> np.ndarray:
+def _stack(length: int, *columns: tuple[np.ndarray | int, np.ndarray | int]) -> np.ndarray:
     ranges = np.empty((length, len(columns), 2), np.int32)
     for c, (lo, hi) in enumerate(columns):
         ranges[:, c, 0], ranges[:, c, 1] = lo, hi
