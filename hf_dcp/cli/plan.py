@@ -85,10 +85,11 @@ def measure(
             cold_s = time.perf_counter() - started
     if save is not None:
         save_plans(save, payloads)
-    from hf_dcp.cli.report import plan_report
+    from hf_dcp.cli.report import plan_report, static_schemes
 
     cpu_s = {part: statistics.median(run[part] for run in runs[1:]) for part in runs[0]}
     report = plan_report(result, cold_s, cpu_s, [len(data) for data in payloads])
+    report["baselines"] = static_schemes(result)
     return report
 
 

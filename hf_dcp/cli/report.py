@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from hf_dcp.planning.batch import RowBytes
 from hf_dcp.planning.plan import Message, Plan
+from hf_dcp.planning.planner import plan_batch
 from hf_dcp.planning.simulate import DEFAULT_HARDWARE, HARDWARE, PassTimes, Rates, item_areas, message_bytes, simulate
+from hf_dcp.planning.static import SCHEMES, dense_bytes
 
+ROW_EXACT = {"ring": "ring", "zigzag": "zigzag", "head-ring": "head-ring"}
+"""Static scheme -> the placement that puts tokens where it does."""
 COSTED = ("forward", "backward", "backward_keep")
 
 
@@ -127,3 +132,29 @@ def _add(calls: list[tuple[PassTimes, int]]) -> PassTimes:
         division_share=[float(x) for x in share],
         division_bytes=[int(x) for x in size],
     )
+
+
+def static_schemes(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Bytes of static context parallelism on the plan's batch: as published, and with only the rows that are read.
+
+    A scheme that doesn't fit the heads or the ranks is left out.
+    """
+    result: dict[str, dict[str, Any]] = {}
+    for name in SCHEMES:
+        with suppress(ValueError):
+            result[name] = {"dense": _dense(plan, name)}
+            row_exact = ROW_EXACT.get(name)
+            if row_exact is not None:
+                result[name]["row_exact"] = _row_exact(plan, row_exact)
+    return result
+
+
+def _dense(plan: Plan, name: str) -> dict[str, dict[str, int]]:
+    layers = sum(layers for _, layers in plan.shape.windows)
+    call = dense_bytes(name, plan.batch, plan.topology, plan.shape, plan.config.reduce_dtype)
+    return {which: {key: value * layers for key, value in entry.items()} for which, entry in call.items()}
+
+
+def _row_exact(plan: Plan, placement: str) -> dict[str, Any]:
+    same = plan_batch(plan.batch, plan.topology, plan.shape, plan.config.with_changes(placement=placement))
+    return {**{which: plan_bytes(same, which) for which in COSTED}, "compute_imbalance": imbalances(same)[0]}

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-COLUMNS = (("inter_node_bytes", "between nodes"), ("intra_node_bytes", "inside nodes"), ("max_device_bytes", "busiest"))
+KEYS = ("inter_node_bytes", "intra_node_bytes", "max_device_bytes")
 
 
 def show_plan(report: dict[str, Any], console: Console | None = None) -> None:
@@ -26,7 +26,7 @@ def show_plan(report: dict[str, Any], console: Console | None = None) -> None:
     )
     times = report["predicted"]
     out.print(
-        f"predicted per layer group: forward {times['forward_s'] * 1e3:.2f} ms, backward "
+        f"predicted attention: forward {times['forward_s'] * 1e3:.2f} ms, backward "
         f"{times['backward_s'] * 1e3:.2f} ms, of which exposed exchange {times['exposed_s'] * 1e3:.2f} ms"
     )
     sizes = report["plan_bytes_per_rank"]
@@ -34,25 +34,19 @@ def show_plan(report: dict[str, Any], console: Console | None = None) -> None:
 
 
 def _bytes_table(report: dict[str, Any]) -> Table:
-    table = Table(title="MB of one attention call (1 MB = 1,000,000 bytes)")
-    table.add_column("scheme")
-    for which in ("forward", "backward"):
-        for _, title in COLUMNS:
-            table.add_column(f"{which}\n{title}", justify="right")
+    table = Table(title="MB (1,000,000 bytes) between nodes / inside nodes / of the busiest device")
+    table.add_column("scheme", no_wrap=True)
+    table.add_column("forward", justify="right", no_wrap=True)
+    table.add_column("backward", justify="right", no_wrap=True)
     _add_row(table, "DCP", report)
-    for name, scheme in report.get("baselines", {}).items():
-        for kind in ("dense", "row_exact"):
-            if kind in scheme:
-                _add_row(table, f"{name}, {kind.replace('_', ' ')}", scheme[kind])
+    for name, scheme in report["baselines"].items():
+        for kind, entry in scheme.items():
+            _add_row(table, f"{name}, {kind.replace('_', ' ')}", entry)
     return table
 
 
 def _add_row(table: Table, name: str, entry: dict[str, Any]) -> None:
-    cells = []
-    for which in ("forward", "backward"):
-        for key, _ in COLUMNS:
-            value = entry.get(which, {}).get(key)
-            cells.append("" if value is None else f"{value / 1e6:,.1f}")
+    cells = [" / ".join(f"{entry[which][key] / 1e6:,.1f}" for key in KEYS) for which in ("forward", "backward")]
     table.add_row(name, *cells)
 
 
