@@ -137,8 +137,10 @@ def _reachable(address: StoreAddress) -> bool:
     if not address.host or not address.port:
         return False
     try:
+        # First a plain connection: the store's own client would retry for long, and loudly.
+        socket.create_connection((address.host, address.port), timeout=5.0).close()
         address.open(timeout=10.0)
-    except StoreError:
+    except (OSError, StoreError):
         return False
     return True
 

@@ -1,0 +1,259 @@
+"""One optimiser step of a small model on N ranks against one process, and what happens if a rule is broken."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+import hf_dcp
+from hf_dcp.data.collator import DcpCollator
+from tests.integrations.small import (
+    IGNORE,
+    gradients,
+    random_lengths,
+    reference_loss,
+    relative_error,
+    rows,
+    small_llama,
+    small_qwen,
+)
+from tests.multiprocess import run_ranks
+
+GRADIENT, PARAMETER = 1e-6, 1e-7
+
+
+def _plugin(**changes: Any) -> hf_dcp.DcpParallelismConfig:
+    config = hf_dcp.DcpConfig(block_size=8)
+    return hf_dcp.DcpParallelismConfig(**({"dcp_size": dist.get_world_size(), "dcp": config} | changes))
+
+
+def _optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def _clip(model: torch.nn.Module) -> float:
+    grads = [p.grad for p in model.parameters()]
+    norm = get_total_norm(grads)
+    clip_grads_with_norm_(model.parameters(), 1.0, norm)
+    return float(norm)
+
+
+def _reference_steps(model: torch.nn.Module, steps: list[list[list[dict[str, Any]]]]) -> dict[str, Any]:
+    """Train one process on steps of batches of rows: losses, norms, the gradients of the first step, parameters."""
+    optimizer = _optimizer(model)
+    answer: dict[str, Any] = {"loss": [], "norm": []}
+    for step in steps:
+        parts = [reference_loss(model, batch) for batch in step]
+        loss = sum(total for total, _ in parts) / sum(count for _, count in parts)
+        optimizer.zero_grad()
+        loss.backward()
+        answer.setdefault("gradients", gradients(model))
+        answer["loss"].append(float(loss.detach()))
+        answer["norm"].append(_clip(model))
+        optimizer.step()
+    return answer | {"parameters": {n: p.detach().clone() for n, p in model.named_parameters()}}
+
+
+def _dcp_steps(model: torch.nn.Module, loader: hf_dcp.DcpDataLoader, steps: int, accumulation: int) -> dict[str, Any]:
+    ddp, batches = DistributedDataParallel(model), iter(loader)
+    optimizer = _optimizer(model)
+    answer: dict[str, Any] = {"loss": [], "norm": [], "rows": []}
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = torch.zeros(())
+        for micro in range(accumulation):
+            batch = next(batches)
+            answer["rows"].append(batch["dcp_plan"].rank_plan.num_local)
+            ddp.require_backward_grad_sync = micro == accumulation - 1
+            out = ddp(**batch, use_cache=False).loss
+            out.backward()
+            loss += out.detach()
+        answer.setdefault("gradients", gradients(model))
+        dist.all_reduce(loss)
+        answer["loss"].append(float(loss) / dist.get_world_size())
+        answer["norm"].append(_clip(model))
+        optimizer.step()
+    return answer | {"parameters": {n: p.detach().clone() for n, p in model.named_parameters()}}
+
+
+def _compare(got: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
+    """Errors of this rank, as JSON."""
+    return {
+        "loss": max(abs(a - b) for a, b in zip(got["loss"], want["loss"])),
+        "norm": max(abs(a - b) / b for a, b in zip(got["norm"], want["norm"])),
+        "gradient": relative_error(got["gradients"], want["gradients"]),
+        "parameter": max(float((got["parameters"][n] - p).abs().max()) for n, p in want["parameters"].items()),
+        "rows": got["rows"],
+    }
+
+
+def _batches(loader: hf_dcp.DcpDataLoader, count: int) -> list[list[dict[str, Any]]]:
+    """The first batches of the group-wide order, uncut."""
+    return [loader.dataset[i] for i in range(count)]
+
+
+def steps_on_ranks(dp: int) -> dict[str, Any]:
+    """Two steps of two batches each, for several kinds of model and data; every rank also computes the reference."""
+    torch.manual_seed(0)
+    plugin = _plugin(dcp_size=dist.get_world_size() // dp)
+    plugin.setup()
+    cases: dict[str, Any] = {}
+    for name, make, lengths in (
+        ("unequal labels", small_llama, random_lengths(24)),
+        ("empty ranks", small_llama, [5, 7, 6, 8, 5, 7, 6, 8]),
+        ("sliding window", small_qwen, random_lengths(24, seed=9)),
+    ):
+        budget = 8 if name == "empty ranks" else 100
+        model, data = make(), rows(lengths)
+        # A batch of at most 8 tokens is one block: all ranks but one have nothing.
+        loader = hf_dcp.DcpDataLoader(data, config=plugin, model=model, tokens_per_batch=budget, accumulation=2)
+        got = _dcp_steps(model, loader, 2, 2)
+        flat = _batches(loader, 4 * dp)
+        want = _reference_steps(make("sdpa"), [flat[: 2 * dp], flat[2 * dp :]])
+        cases[name] = _compare(got, want)
+    return cases
+
+
+@pytest.mark.parametrize(("world", "dp"), [(3, 1), (4, 2)])
+def test_steps_equal_one_process(world: int, dp: int) -> None:
+    _check_steps(run_ranks(steps_on_ranks, world, dp, timeout=200), dcp_size=world // dp)
+
+
+@pytest.mark.slow
+def test_steps_equal_one_process_on_four_ranks() -> None:
+    _check_steps(run_ranks(steps_on_ranks, 4, 1, timeout=200), dcp_size=4)
+
+
+def _check_steps(results: list[dict[str, Any]], dcp_size: int) -> None:
+    for rank, cases in enumerate(results):
+        for name, errors in cases.items():
+            message = f"{name} on rank {rank}: {errors}"
+            assert errors["gradient"] <= GRADIENT and errors["norm"] <= GRADIENT, message
+            assert errors["parameter"] <= PARAMETER, message
+            assert errors["loss"] <= 1e-5, message
+    # The case is what it says: in every batch some rank has nothing.
+    empty = list(zip(*(cases["empty ranks"]["rows"] for cases in results[:dcp_size])))
+    assert all(0 in counts for counts in empty) and all(sum(counts) > 0 for counts in empty)
+
+
+# Negative controls: each breaks one rule, and must be wrong.
+
+
+class _ShiftAfterCut(DcpCollator):
+    """Labels are cut first; the model shifts what the rank has."""
+
+    def cut(self, batch: Any, plan: Any) -> dict[str, Any]:
+        local = super().cut(batch, plan)
+        whole = torch.full_like(torch.from_numpy(batch.shift_labels), IGNORE)
+        whole[1:] = torch.from_numpy(batch.shift_labels)[:-1]
+        tokens = plan.rank_plan.local_tokens()
+        del local["shift_labels"]
+        return local | {"labels": whole[tokens][None] if len(tokens) else local["labels"]}
+
+
+class _LocalPositions(DcpCollator):
+    """Positions are those in the rank's part."""
+
+    def cut(self, batch: Any, plan: Any) -> dict[str, Any]:
+        local = super().cut(batch, plan)
+        return local | {"position_ids": torch.arange(local["input_ids"].shape[1])[None]}
+
+
+def controls_on_ranks() -> dict[str, float]:
+    """Relative gradient errors of right and of wrong ways, of one batch."""
+    plugin = _plugin()
+    plugin.setup()
+    world, batch = dist.get_world_size(), rows([37, 12, 50, 5])
+    reference = small_llama("sdpa")
+    total, items = reference_loss(reference, batch)
+    (total / items).backward()
+    want = gradients(reference)
+
+    def error(collator: DcpCollator, model: torch.nn.Module, scale: float, items: int | None = items) -> float:
+        local = collator(batch)
+        extra = {} if items is None else {"num_items_in_batch": torch.tensor(items)}
+        ddp = DistributedDataParallel(model)  # to be kept until backward: it reduces the gradients
+        loss = ddp(**local, **extra, use_cache=False).loss
+        (loss * scale).backward()
+        return relative_error(gradients(model), want)
+
+    def attached() -> torch.nn.Module:
+        model = small_llama()
+        plugin.attach(model)
+        return model
+
+    right = DcpCollator(plugin.session)
+    wrong = items // world
+    return {
+        "right": error(right, attached(), world),
+        "shift after cut": error(_ShiftAfterCut(plugin.session), attached(), world),
+        "local positions": error(_LocalPositions(plugin.session), attached(), world),
+        "local mean": error(right, attached(), 1, None),
+        "not times world": error(right, attached(), 1),
+        "divided by the context parallel size": error(right, attached(), world, wrong),
+        "two forwards": two_forwards(plugin, "own plans"),
+        "a global current plan": two_forwards(plugin, "global plan"),
+    }
+
+
+def two_forwards(plugin: hf_dcp.DcpParallelismConfig, way: str) -> float:
+    """Two forwards with checkpointing before one backward; with one plan for whatever runs, recompute uses the last."""
+    first, second = rows([40, 24], seed=2), rows([9, 31, 24], seed=3)  # equally many tokens, different plans
+    reference = small_llama("sdpa")
+    (sum(reference_loss(reference, batch)[0] for batch in (first, second)) / 100).backward()
+    model = small_llama()
+    plugin.attach(model)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    batches = [DcpCollator(plugin.session)(batch) for batch in (first, second)]
+    if way == "global plan":
+        current: dict[str, Any] = {}
+        for module in model.modules():
+            if hasattr(module, "layer_idx") and "Attention" in type(module).__name__:
+                module.forward = _with_current(module.forward, current)
+    losses = []
+    for batch in batches:
+        if way == "global plan":
+            current["plan"] = batch["dcp_plan"]
+        losses.append(model(**batch, num_items_in_batch=torch.tensor(100), use_cache=False).loss)
+    sum(losses).backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    return relative_error(gradients(model), gradients(reference))
+
+
+def _with_current(forward: Any, current: dict[str, Any]) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **(kwargs | {"dcp_plan": current["plan"]}))
+
+    return wrapped
+
+
+def steps_and_controls() -> dict[str, Any]:
+    return {"steps": steps_on_ranks(1), "controls": controls_on_ranks()}
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks() -> list[dict[str, Any]]:
+    return run_ranks(steps_and_controls, 2, timeout=200)
+
+
+def test_steps_on_two_ranks_equal_one_process(on_two_ranks: list[dict[str, Any]]) -> None:
+    _check_steps([result["steps"] for result in on_two_ranks], dcp_size=2)
+
+
+def test_negative_controls_fail(on_two_ranks: list[dict[str, Any]]) -> None:
+    for result in on_two_ranks:
+        errors = dict(result["controls"])
+        for name in ("right", "two forwards"):
+            assert errors.pop(name) <= GRADIENT, name
+        for name, error in errors.items():
+            assert error > 1e3 * GRADIENT, f"{name} should be wrong, but its error is {error}"
+
+
+os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
