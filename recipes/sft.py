@@ -78,10 +78,10 @@ class Recipe:
             raise ValueError(f'block_size must be an integer of at least 1 or "auto", not {self.block_size!r}')
 
     def parallelism(self) -> hf_dcp.DcpParallelismConfig:
-        block_size = "auto" if self.block_size == "auto" else int(self.block_size)
-        extra = {} if self.plan_store is None else {"plan_store": self.plan_store}
-        config = hf_dcp.DcpConfig(block_size=block_size)
-        return hf_dcp.DcpParallelismConfig(dcp_size=self.dcp_size or world_size(), dcp=config, **extra)
+        config = hf_dcp.DcpConfig(block_size="auto" if self.block_size == "auto" else int(self.block_size))
+        return hf_dcp.DcpParallelismConfig(
+            dcp_size=self.dcp_size or world_size(), dcp=config, plan_store=self.plan_store
+        )
 
 
 def world_size() -> int:
@@ -145,12 +145,14 @@ def build(recipe: Recipe, args: TrainingArguments, parallelism: hf_dcp.DcpParall
     with args.main_process_first(desc="data"):
         model, tokenizer, rows = load(recipe)
     batches = parallelism.batched(rows, tokens_per_batch=recipe.tokens_per_batch, seed=args.seed)
-    if recipe.attention == "sdpa":
-        collator, callbacks = DenseCollator(recipe.mask), []
-    else:
-        collator, callbacks = parallelism.collator(tokenizer, mask=recipe.mask), [hf_dcp.DcpStatsCallback()]
+    dense = recipe.attention == "sdpa"
     return Trainer(
-        model, args, train_dataset=batches, data_collator=collator, processing_class=tokenizer, callbacks=callbacks
+        model,
+        args,
+        train_dataset=batches,
+        data_collator=DenseCollator(recipe.mask) if dense else parallelism.collator(tokenizer, mask=recipe.mask),
+        processing_class=tokenizer,
+        callbacks=[] if dense else [hf_dcp.DcpStatsCallback()],
     )
 
 

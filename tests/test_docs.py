@@ -8,6 +8,9 @@ import shlex
 from pathlib import Path
 
 import pytest
+from datasets import Dataset
+from tokenizers import Tokenizer, models
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -93,6 +96,31 @@ def test_python_block(name: str, text: str) -> None:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hf_dcp"):
             module = __import__(node.module, fromlist=["x"])
             assert all(hasattr(module, alias.name) for alias in node.names), f"{name}: {ast.unparse(node)}"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/howto/own-data.md"])
+def test_the_trainer_script_trains(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script that users copy, with a small model and small rows put in, on one process."""
+    (text,) = (text for name, text in blocks("python") if name.startswith(page) and "trainer.train()" in text)
+    rows = [{"input_ids": list(range(3, 3 + n)), "length": n} for n in (40, 7, 19, 1, 33, 25)]
+    monkeypatch.chdir(tmp_path)
+    save_small_model("model")
+    text = text.replace("dcp_size=8", "dcp_size=1").replace("tokens_per_batch=131072", "tokens_per_batch=64")
+    scope = {"name": "model", "rows": Dataset.from_list(rows)}
+    exec(compile(text, page, "exec"), scope)
+    losses = [entry["train_loss"] for entry in scope["trainer"].state.log_history if "train_loss" in entry]
+    assert len(losses) == 1
+    assert 0 < losses[0] < 10
+
+
+def save_small_model(folder: str) -> None:
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, pad_token_id=0
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    vocabulary = {"<pad>": 0} | {chr(60 + i): i for i in range(1, 64)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>").save_pretrained(folder)
 
 
 def test_the_mask_example_runs() -> None:
