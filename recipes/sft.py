@@ -64,7 +64,7 @@ class Recipe:
     tokens_per_batch: int = field(default=16384, metadata={"help": "tokens of one batch of the whole DCP group"})
     dcp_size: int = field(default=0, metadata={"help": "ranks of a DCP group; 0: all processes"})
     block_size: str = field(default="auto", metadata={"help": "tokens of a block, or auto"})
-    plan_store: str | None = field(default=None, metadata={"help": "where plans are exchanged; default: torch's store"})
+    plan_store: str = field(default="", metadata={"help": "where plans are exchanged; default: torch's store"})
     attention: str = field(default="dcp", metadata={"help": "dcp, or sdpa: one process with dense masks, to compare"})
     work_dir: str = field(default="runs/data", metadata={"help": "folder for data and tokenizer made by the recipe"})
     json: bool = field(default=False, metadata={"help": "print a summary as JSON, alone on standard output"})
