@@ -139,7 +139,7 @@ def chunks(scheme: Scheme, world_size: int) -> int:
 
 
 def pad_batch(batch: BatchSpec, scheme: Scheme, world_size: int) -> BatchSpec:
-    """The batch as the scheme wants it: lengths divisible by the chunks, padding attends to nothing and nothing to it."""
+    """The batch as the scheme wants it, with lengths that its chunks divide; padding takes no part in attention."""
     size = chunks(scheme, world_size)
     longest = max(batch.lengths) if scheme.pads_to_longest else 0
     lengths = [-(-max(length, longest) // size) * size for length in batch.lengths]

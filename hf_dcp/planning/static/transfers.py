@@ -1,8 +1,8 @@
 """What a static scheme sends: the steps of its rings as messages and programs.
 
-**Exchanges.** Teams swap tokens for heads in exchange `Numbers.gather`, before anything is computed. Then step t of the
-ring computes division t while exchange ``ring(t)`` brings the KV of step t + 1. A double ring sends KV to the next inner
-ring behind a whole inner ring's steps, in an exchange of its own. Teams return what belongs to their members in
+**Exchanges.** Teams swap tokens for heads in exchange `Numbers.gather`, before anything is computed. Then step t of
+the ring computes division t while exchange ``ring(t)`` brings the KV of step t + 1. A double ring sends KV to the next
+inner ring behind a whole inner ring's steps, in an exchange of its own. Teams return what belongs to their members in
 `Numbers.scatter`, when everything is computed.
 
 **dKV** makes as many hops as a ring has positions. It follows its KV one step behind: what is computed in step t leaves
@@ -57,7 +57,8 @@ class _Transfers:
     def __init__(self, rows: DenseRows, numbers: Numbers) -> None:
         self.rows, self.grid, self.numbers = rows, rows.grid, numbers
         nothing = np.zeros(0, np.int64)
-        self.parts: list[tuple] = self._both_ends(KV, 0, 0, nothing, nothing, nothing)
+        self.parts: list[tuple] = []
+        self._send(KV, 0, 0, nothing, nothing, nothing)  # tables of no transfer at all have columns too
 
     def teams(self, backward: bool) -> None:
         """Rows of every block to the members of its team, and the partial results back."""
@@ -84,12 +85,13 @@ class _Transfers:
         block = np.arange(len(self.rows.blocks))
         ends = [self.grid.walk(self.rows.position, step) for step in (source, target)]
         for member in range(self.grid.team):
-            self._send(KV, exchange, partial, *(self.grid.ranks[end, member] for end in ends), block)
+            sender, receiver = (self.grid.ranks[end, member] for end in ends)
+            self._send(KV, exchange, partial, sender, receiver, block)
 
-    def _send(self, side: int, exchange: int, partial: int, sender, receiver, block: np.ndarray) -> None:  # noqa: PLR0913
-        self.parts += self._both_ends(side, exchange, partial, sender, receiver, block)
-
-    def _both_ends(self, side, exchange, partial, sender, receiver, block) -> list[tuple]:  # noqa: PLR0913
+    def _send(
+        self, side: int, exchange: int, partial: int, sender: np.ndarray, receiver: np.ndarray, block: np.ndarray
+    ) -> None:
+        """All rows of every block, from one rank to another."""
         rows, grid = self.rows, self.grid
         # the group is that of whichever end is not the owner; between two members of a ring both have the same
         owner = rows.local.device[block]
@@ -98,7 +100,7 @@ class _Transfers:
         common = (side, group, rows.blocks.start[block], rows.blocks.size[block])
         number = np.full(len(block), exchange, np.int64)
         world = len(rows.local.count)
-        return both_ends(world, number, partial, sender, slots[0], receiver, slots[1], common)
+        self.parts += both_ends(world, number, partial, sender, slots[0], receiver, slots[1], common)
 
 
 def make_program(numbers: Numbers, table: dict[str, np.ndarray], item_step: np.ndarray) -> PassPlan:
