@@ -38,7 +38,7 @@ def selftest(
 
 
 def _check(world_size: int, device: str, masks: list[str] | None, dtype: str) -> None:
-    from hf_dcp.runtime.checks import resolve_mask
+    from hf_dcp.runtime.cases import resolve_mask
     from hf_dcp.runtime.selftest import LENGTHS
 
     if world_size < 1:

@@ -19,9 +19,7 @@ from enum import IntEnum
 import numpy as np
 
 from hf_dcp.planning.plan import Item, RankPlan, Slice, WindowPlan
-
-Intervals = list[tuple[int, int]]
-"""Half-open, sorted, disjoint and not touching."""
+from hf_dcp.runtime.intervals import Intervals, merge, subtract, union, width
 
 CALL_COST = 470_000
 """What a further kernel call costs, in (attended elements x heads x head dim); measured on one core."""
@@ -78,7 +76,7 @@ def build_calls(plan: RankPlan, part: WindowPlan, order: np.ndarray) -> list[Cal
     calls: list[Call] = []
     cost = max(1, CALL_COST // (plan.shape.head_dim * (plan.shape.heads // plan.head_groups)))
     for group, pieces in _pieces_by_group(plan, part, np.asarray(order, np.int64)):
-        for begin, end in _merge(pieces[:, :2]):
+        for begin, end in merge(pieces[:, :2]):
             inside = pieces[(pieces[:, 0] >= begin) & (pieces[:, 1] <= end)]
             calls.extend(_Splitter(group, cost).split(inside, begin, end, []))
     return calls
@@ -151,15 +149,15 @@ class _Splitter:
         if not len(cut):
             return
         rows = end - begin
-        common = _subtract(_common(cut, rows), done)
-        rest = _subtract(_subtract(_merge(np.stack([_lo_min(cut), _hi_max(cut)], 1)), done), common)
-        if rows <= MIN_ROWS or rows * _width(rest) - _area(cut, rest) <= SPLIT_GAIN * self.cost:
+        common = subtract(_common(cut, rows), done)
+        rest = subtract(subtract(merge(np.stack([_lo_min(cut), _hi_max(cut)], 1)), done), common)
+        if rows <= MIN_ROWS or rows * width(rest) - _area(cut, rest) <= SPLIT_GAIN * self.cost:
             yield from self._leaf(cut, begin, end, common, rest)
             return
         middle = _middle(cut, begin, end)
-        if _width(common) >= MIN_COLUMNS and rows * _width(common) >= 2 * self.cost:
+        if width(common) >= MIN_COLUMNS and rows * width(common) >= 2 * self.cost:
             yield self._call(begin, end, common, Kind.FULL)
-            done = _union(done, common)
+            done = union(done, common)
         yield from self.split(cut, begin, middle, done)
         yield from self.split(cut, middle, end, done)
 
@@ -170,14 +168,14 @@ class _Splitter:
                 yield self._call(begin, end, common, Kind.FULL)
             return
         triangle = _triangle(cut, rest, begin, end)
-        if triangle is None and rows * _width(common) < 2 * self.cost:
-            common, rest = [], _union(common, rest)
+        if triangle is None and rows * width(common) < 2 * self.cost:
+            common, rest = [], union(common, rest)
         if triangle is not None:
             first, column = triangle
             if first == begin + 1 and any(last == column for _, last in common):
                 # The column before is still to do, for all rows: taken in, it makes the triangle as large as the node.
                 first, column = begin, column - 1
-                common = _subtract(common, [(column, column + 1)])
+                common = subtract(common, [(column, column + 1)])
             yield self._call(first, end, [(column, column + end - first)], Kind.CAUSAL)
         else:
             yield self._call(begin, end, rest, Kind.MASKED, _mask_spec(cut, begin, end, rest))
@@ -224,7 +222,7 @@ def _common(p: np.ndarray, rows: int) -> Intervals:
     order = np.argsort(at, kind="stable")
     at, total = at[order], np.cumsum(change[order])
     inside = np.flatnonzero((total[:-1] == rows) & (at[:-1] < at[1:])) if len(at) else np.zeros(0, np.int64)
-    return _merge(np.stack([at[inside], at[inside + 1]], 1)) if len(inside) else []
+    return merge(np.stack([at[inside], at[inside + 1]], 1)) if len(inside) else []
 
 
 def _area(p: np.ndarray, inside: Intervals) -> int:
@@ -280,41 +278,3 @@ def _mask_spec(p: np.ndarray, begin: int, end: int, columns: Intervals) -> MaskS
                 found.append((r0 - begin, r1 - begin, lo, hi, lo_slope, hi_slope, c0, c1))
         offset += last - first
     return MaskSpec(end - begin, offset, tuple(found))
-
-
-def _merge(intervals: np.ndarray) -> Intervals:
-    """Union of half-open intervals int64[n, 2]."""
-    merged: list[list[int]] = []
-    for begin, end in sorted(map(tuple, intervals.tolist())):
-        if begin >= end:
-            continue
-        if merged and begin <= merged[-1][1]:
-            merged[-1][1] = max(merged[-1][1], end)
-        else:
-            merged.append([begin, end])
-    return [(begin, end) for begin, end in merged]
-
-
-def _union(a: Intervals, b: Intervals) -> Intervals:
-    return _merge(np.array(a + b, np.int64).reshape(-1, 2))
-
-
-def _subtract(a: Intervals, b: Intervals) -> Intervals:
-    """Points of a that are not in b."""
-    left: Intervals = []
-    for begin, end in a:
-        for first, last in b:
-            if last <= begin or first >= end:
-                continue
-            if begin < first:
-                left.append((begin, first))
-            begin = last
-            if begin >= end:
-                break
-        if begin < end:
-            left.append((begin, end))
-    return left
-
-
-def _width(intervals: Intervals) -> int:
-    return sum(end - begin for begin, end in intervals)

@@ -71,6 +71,7 @@ class Communicator:
             ValueError: if this rank is in no group, or in more than one.
         """
         world = dist.get_world_size()
+        timeout = _default_timeout() if timeout is None else timeout
         everything = [tuple(range(world))] if groups is None else [tuple(group) for group in groups]
         if sorted(rank for group in everything for rank in group) != list(range(world)):
             raise ValueError(f"groups must name each of the {world} ranks once, not {everything}")
@@ -99,13 +100,23 @@ class Communicator:
         mine = torch.tensor(list(values), dtype=torch.int64, device=self.device)
         rows = [torch.empty_like(mine) for _ in self.ranks]
         dist.all_gather(rows, mine, group=self.forward_group)
-        return [row.tolist() for row in rows]
+        # The process group orders its ranks by their global rank, whatever order it was asked for.
+        return [rows[dist.get_group_rank(self.forward_group, rank)].tolist() for rank in self.ranks]
 
     def close(self) -> None:
         """Destroy the process groups and forget the id."""
         _COMMUNICATORS.pop(self.id, None)
         for group in (self.forward_group, self.reverse_group):
             dist.destroy_process_group(group)
+
+
+def _default_timeout() -> timedelta | None:
+    """The time-out of the default process group, which `new_group` does not take over by itself."""
+    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    try:
+        return dist.group.WORLD._get_backend(device).options._timeout  # type: ignore[union-attr]
+    except (AttributeError, RuntimeError):
+        return None
 
 
 _COMMUNICATORS: dict[int, Communicator] = {}
