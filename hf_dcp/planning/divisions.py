@@ -17,7 +17,13 @@ LARGEST_SHARE = 0.36
 
 
 def assign_phases(
-    device: np.ndarray, compute: np.ndarray, earliest: np.ndarray, returns: np.ndarray, divisions: int, world_size: int
+    device: np.ndarray,
+    compute: np.ndarray,
+    earliest: np.ndarray,
+    returns: np.ndarray,
+    rows: np.ndarray,
+    divisions: int,
+    world_size: int,
 ) -> np.ndarray:
     """The phase of every unit (a tile of one head group).
 
@@ -26,13 +32,15 @@ def assign_phases(
         compute: int64[units], any unit of work.
         earliest: int8[units]: 0 if all its rows are local, 1 if they come from their owners, 2 if one is relayed.
         returns: bool[units]: whether a partial result of it travels.
+        rows: int64[units]: units with equal numbers read the same remote rows, and are computed together.
         divisions: at most this many different phases per device.
 
     Returns:
         int32[units]
     """
-    # remote units with returns come first, so that their results leave early; neighbours share rows (units are sorted)
-    order = np.lexsort((np.arange(len(device)), ~returns, earliest, device))
+    # remote units with returns come first, so that their results leave early; those that share rows follow each other,
+    # so that rows are fetched little by little
+    order = np.lexsort((rows, ~returns, earliest, device))
     starts = np.searchsorted(device[order], np.arange(world_size + 1))
     phase = np.zeros(len(device), np.int32)
     _assign(order, starts, compute, earliest, returns, divisions, phase)

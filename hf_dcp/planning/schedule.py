@@ -66,9 +66,7 @@ def _window_plans(
 ) -> list[WindowPlan]:
     groups, world = tile_device.shape[1], topology.world_size
     row_bytes = RowBytes.of(shape, groups, config.reduce_dtype)
-    costs = [
-        sum(row_bytes.inputs(name)[side] + row_bytes.partials(name)[side] for name in PASSES) for side in (0, 1)
-    ]
+    costs = [sum(row_bytes.inputs(name)[side] + row_bytes.partials(name)[side] for name in PASSES) for side in (0, 1)]
     q = find_uses(tiles.q_atoms, tile_device, blocks, local, topology, costs[0])
     kv = find_uses(tiles.kv_atoms, tile_device, blocks, local, topology, costs[1])
     rectangles = make_rectangles(batch, blocks, tiles)
@@ -76,7 +74,7 @@ def _window_plans(
     begins = np.searchsorted(table.device, np.arange(world + 1))
     passes = []
     for name in PASSES:
-        phase = _phases(tiles, tile_device, q, kv, name == "backward", config.divisions, world)
+        phase = _phases(tiles, tile_device, q, kv, costs, name == "backward", config.divisions, world)
         timings = (Timing.of(q, phase), Timing.of(kv, phase))
         tables = pass_tables(q, kv, timings, name == "backward", local, groups)
         item_phase = phase[table.tile, table.group]
@@ -100,7 +98,14 @@ def _window_plans(
 
 
 def _phases(
-    tiles: Tiles, tile_device: np.ndarray, q: Uses, kv: Uses, kv_returns: bool, divisions: int, world: int
+    tiles: Tiles,
+    tile_device: np.ndarray,
+    q: Uses,
+    kv: Uses,
+    costs: list[int],
+    kv_returns: bool,
+    divisions: int,
+    world: int,
 ) -> np.ndarray:
     """The phase of each (tile, group): int32[tiles, groups]."""
     earliest = np.zeros(tile_device.shape, np.int8)
@@ -111,5 +116,17 @@ def _phases(
         earliest = np.maximum(earliest, needed)
         returns |= (needed > 0) & has_returns
     compute = np.repeat(tiles.area[:, None], tile_device.shape[1], 1)
-    flat = (array.ravel() for array in (tile_device, compute, earliest, returns))
+    rows = _row_numbers(tiles, tile_device, q, kv, costs, world)
+    flat = (array.ravel() for array in (tile_device, compute, earliest, returns, rows))
     return assign_phases(*flat, divisions, world).reshape(tile_device.shape)
+
+
+def _row_numbers(tiles: Tiles, tile_device: np.ndarray, q: Uses, kv: Uses, costs: list[int], world: int) -> np.ndarray:
+    """A number for the rows that each (tile, group) reads on the side on which its device receives more bytes."""
+    received = [
+        np.bincount(uses.device, weights=uses.count, minlength=world) * cost
+        for uses, cost in zip((q, kv), costs, strict=True)
+    ]
+    by_q = (received[0] > received[1])[tile_device]
+    block = np.where(by_q, tiles.q[:, None], tiles.kv[:, None])
+    return np.arange(tile_device.shape[1]) * (tiles.kv.max(initial=0) + tiles.q.max(initial=0) + 1) + block
