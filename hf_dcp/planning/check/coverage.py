@@ -1,9 +1,9 @@
 """Whether the items of all ranks compute every attended pair exactly once, and nothing else.
 
 Counting pairs one by one is far too slow for long sequences. Every token has a random 64-bit number instead, and a set
-of KV tokens has the sum of their numbers modulo 2**64 as its **fingerprint**. The fingerprint of a range is a difference
-of two prefix sums, so that a query row of an item costs one subtraction. If a pair is missing, double or too much, the
-sums of its row differ from those of the mask, except by a chance of about 1 in 2**64; the numbers are always the same.
+of KV tokens has the sum of their numbers modulo 2**64 as its **fingerprint**. That of a range is a difference of two
+prefix sums, so that a query row of an item costs one subtraction. If a pair is missing, double or too much, the sums of
+its row differ from those of the mask, except by a chance of about 1 in 2**64. The numbers are the same in every run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Whether rows are where they are needed when they are needed, and every contribution reaches its owner once.
 
 All programs are executed on fingerprints in place of tensors (see `hf_dcp.planning.check.coverage`): a row's partial
-result is the fingerprint of the pairs that have gone into it. Sums of fingerprints behave as sums of gradients and merges
-of outputs do, so that what an owner has in the end tells whether all contributions came, and came once.
+result is the fingerprint of the pairs that have gone into it. Sums of fingerprints behave as sums of gradients and
+merges of outputs do, so that what an owner has in the end tells whether all contributions came, and came once.
 """
 
 from __future__ import annotations
@@ -102,11 +102,7 @@ class Flow:
                 own = slice(0, slots[side].own)
                 wanted = (expected.q, expected.kv)[side][slots[side].token[own]]
                 wrong = np.flatnonzero(journeys[side].sums[own] != wanted)
-                if len(wrong):
-                    raise PlanError(
-                        f"{self.where}: the result of {slots[side].describe(wrong[0], side)}, at its owner, rank {rank}, "
-                        "lacks partial results, or has some twice"
-                    )
+                self._refuse(wrong, rank, side, "its own, lacks partial results of other ranks or has some twice")
 
     def _messages(self, rank: int, exchange: int, incoming: int) -> np.ndarray:
         table = self.passes[rank].messages
@@ -171,9 +167,8 @@ class Flow:
         for side, (first, count) in enumerate(((Item.Q_SLOT, Item.Q_COUNT), (Item.KV_SLOT, Item.KV_COUNT))):
             steps = sides[side].step(items[:, first])
             absent = _first_absent(items[:, first], items[:, count], steps, self.journeys[rank][side].present)
-            self._refuse(
-                np.array([absent]) if absent >= 0 else [], rank, side, f"is used in division {division} too early"
-            )
+            late = [absent] if absent >= 0 else []
+            self._refuse(late, rank, side, f"is used in division {division} before it is there")
         attend(items, part.slices, sides, self.prints, [journey.sums for journey in self.journeys[rank]])
 
     def _finish(self, rank: int, _: int) -> None:

@@ -57,14 +57,8 @@ def _gateways(flow: Flow, side: int, owner: np.ndarray, node: np.ndarray) -> np.
         source = flow.journeys[rank][side].source
         crossing = np.flatnonzero((source >= 0) & (node[source] != node[rank]))
         token, group = slots[side].token[crossing], slots[side].group[crossing]
-        _require(
-            flow,
-            rank,
-            side,
-            source[crossing] == owner[token],
-            "crosses nodes from a rank that isn't its owner",
-            crossing,
-        )
+        direct = source[crossing] == owner[token]
+        _require(flow, rank, side, direct, "crosses nodes from a rank that isn't its owner", crossing)
         again = gateways[node[rank], group, token] < 0
         _require(flow, rank, side, again, "crosses into the same node twice", crossing)
         gateways[node[rank], group, token] = rank

@@ -1,4 +1,4 @@
-"""Whether the tables of a rank plan are well formed: items, slices, messages, programs. What they compute is not asked."""
+"""Whether the tables of rank plans are well formed: items, slices, messages, programs. Not what they compute."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ def require_agreement(batch: BatchSpec, rank_plans: Sequence[RankPlan]) -> None:
     """Require the plans to be those of ranks 0, 1, 2, ... of one group, for this batch."""
     require(len(rank_plans) > 0, "there is no rank plan")
     first = rank_plans[0]
-    require(first.num_tokens == batch.num_tokens, f"the plan is for {first.num_tokens} tokens, not {batch.num_tokens}")
-    require(
-        len(rank_plans) == first.world_size, f"{len(rank_plans)} rank plans for a group of {first.world_size} ranks"
-    )
+    tokens, ranks = batch.num_tokens, len(rank_plans)
+    require(first.num_tokens == tokens, f"the plan is for {first.num_tokens} tokens, but the batch has {tokens}")
+    require(ranks == first.world_size, f"there are {ranks} rank plans for a group of {first.world_size} ranks")
     for rank, plan in enumerate(rank_plans):
         require(plan.rank == rank, f"the plan of rank {rank} says that it is that of rank {plan.rank}")
         for name in ("node_of_rank", "digest", "num_tokens", "shape", "head_groups", "reduce_dtype"):
@@ -69,14 +68,11 @@ def _require_messages(one: PassPlan, sides: tuple[Slots, Slots], rank: int, worl
     key = table[:, [Message.EXCHANGE, Message.PARTIAL, Message.INCOMING, Message.PEER]]
     order = np.lexsort(key.T[::-1])
     distinct = (np.diff(key[order], axis=0) != 0).any(1).all()
-    require(
-        np.array_equal(order, np.arange(len(key))) and distinct, f"{where}: messages are not sorted, or one is double"
-    )
+    ascending = distinct and np.array_equal(order, np.arange(len(key)))
+    require(ascending, f"{where}: messages are not sorted, or one is double")
+    columns = ((Message.Q_BEGIN, Message.Q_END), (Message.KV_BEGIN, Message.KV_END))
     for side, runs in enumerate((one.q_runs, one.kv_runs)):
-        begin, end = (
-            table[:, (Message.Q_BEGIN, Message.KV_BEGIN)[side]],
-            table[:, (Message.Q_END, Message.KV_END)[side]],
-        )
+        begin, end = table[:, columns[side][0]], table[:, columns[side][1]]
         chained = np.array_equal(np.append(begin, len(runs)), np.append(0, end)) and (begin <= end).all()
         require(chained, f"{where}: messages must share out the {SIDES[side]} runs in order")
         runs = runs.astype(np.int64)
@@ -119,12 +115,8 @@ def require_matching(passes: Sequence[PassPlan], where: str) -> None:
         columns = one.messages[:, [Message.EXCHANGE, Message.PARTIAL, Message.PEER, Message.INCOMING]]
         for exchange, partial, peer, incoming in columns.tolist():
             ends[incoming].add((exchange, partial, *((peer, rank) if incoming else (rank, peer))))
-    for these, others, what in (
-        (ends[0], ends[1], "sent but not received"),
-        (ends[1], ends[0], "awaited but not sent"),
-    ):
-        for exchange, partial, sender, receiver in sorted(these - others)[:1]:
-            kind = "partial results" if partial else "inputs"
-            raise PlanError(
-                f"{where}: the {kind} from rank {sender} to rank {receiver} in exchange {exchange} are {what}"
-            )
+    sent, awaited = ends
+    for odd, what in ((sent - awaited, "sent but not received"), (awaited - sent, "awaited but not sent")):
+        for exchange, partial, sender, receiver in sorted(odd)[:1]:
+            rows = "partial results" if partial else "inputs"
+            raise PlanError(f"{where}: the {rows} of exchange {exchange} from rank {sender} to {receiver} are {what}")
