@@ -181,7 +181,8 @@ def continuation(folder: str, prompt: str) -> str:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokens = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-    written = model.generate(**tokens, max_new_tokens=24, do_sample=False)
+    set_seed(0)
+    written = model.generate(**tokens, max_new_tokens=24, do_sample=True, top_k=20)
     return tokenizer.decode(written[0, tokens["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
