@@ -31,42 +31,31 @@ class LazyMask:
     """
 
     def __init__(self, arguments: dict[str, Any]) -> None:
-        # A static cache keeps its offsets in tensors, and has moved them on when the mask is built.
-        self.arguments: dict[str, Any] = {
-            name: value.clone() if name in ("q_offset", "kv_offset") and isinstance(value, Tensor) else value
-            for name, value in arguments.items()
-        }
-        self.built: dict[bool, Tensor | None] = {}
+        self.arguments = arguments
+        self._built: tuple[Tensor | None] | None = None
 
     @property
     def window(self) -> int | None:
         """The sliding window that the mask stands for."""
         return self.arguments.get("local_size")
 
-    def build(self, allow_none: bool = True) -> Tensor | None:
-        """The mask as sdpa wants it: bool[batch, 1, queries, keys], or None where a flag of the kernel says the same.
-
-        Args:
-            allow_none: whether None may stand for a causal mask, or for none.
-        """
-        if allow_none not in self.built:
-            arguments = self.arguments
-            if not allow_none:
-                arguments = arguments | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-            self.built[allow_none] = sdpa_mask(**arguments)
-        return self.built[allow_none]
-
-    def refuse_beside_plan(self) -> None:
-        """Raise ValueError if the mask says something that a plan knows nothing of."""
-        if self.arguments.get("attention_mask") is not None:
-            raise ValueError("attention_mask beside dcp_plan can't be honoured: leave it out, plans have no padding")
-        if self.arguments.get("use_vmap"):
-            raise ValueError("the model changes its mask by a function of its own, which a plan can't honour: use sdpa")
+    def build(self) -> Tensor | None:
+        """The mask as sdpa wants it: bool[batch, 1, queries, keys], or None where a flag of the kernel says the same."""
+        if self._built is None:
+            self._built = (sdpa_mask(**self.arguments),)
+        return self._built[0]
 
 
-def dcp_mask(**arguments: Any) -> LazyMask:
-    """The mask function of ``attn_implementation="dcp"``; see `transformers.masking_utils.sdpa_mask`."""
-    return LazyMask(arguments)
+def dcp_mask(**arguments: Any) -> LazyMask | Tensor | None:
+    """The mask function of ``attn_implementation="dcp"``; see `transformers.masking_utils.sdpa_mask`.
+
+    A batch with padding, or with cached keys, has no plan: its mask is built at once, since generation hands it through
+    the model's own checks.
+    """
+    offset = arguments.get("q_offset", 0)
+    cached = isinstance(offset, Tensor) or offset != 0 or arguments.get("q_length") != arguments.get("kv_length")
+    mask = LazyMask(arguments)
+    return mask.build() if cached or arguments.get("attention_mask") is not None else mask
 
 
 def dcp_attention(
@@ -120,8 +109,9 @@ def _window(mask: Tensor | LazyMask | None, argument: int | None) -> int | None:
     if mask is None:
         return argument
     if not isinstance(mask, LazyMask):
-        raise ValueError("a 4-D attention_mask beside dcp_plan can't be honoured: say it as the mask of the collator")
-    mask.refuse_beside_plan()
+        raise ValueError("attention_mask beside dcp_plan can't be honoured: leave it out, the collator takes masks")
+    if mask.arguments.get("use_vmap"):
+        raise ValueError("the model changes its mask by a function of its own, which a plan can't honour: use sdpa")
     if argument is not None and mask.window != argument:
         raise ValueError(
             f"the layer has sliding_window {argument}, but its mask {mask.window}: the model is not supported"
@@ -147,12 +137,14 @@ def _without_plan(
     sinks: Tensor | None,
     arguments: dict[str, Any],
 ) -> Tensor:
-    plain = softcap is None and sinks is None
-    built = mask.build(allow_none=plain) if isinstance(mask, LazyMask) else mask
-    if plain:
+    built = mask.build() if isinstance(mask, LazyMask) else mask
+    if softcap is None and sinks is None:
         return sdpa_attention_forward(module, query, key, value, built, **arguments)[0]
     if arguments["dropout"] or arguments["position_bias"] is not None:
         raise ValueError("softcap and sinks beside dropout or position_bias can't be honoured: set dropout to 0")
+    causal = arguments.get("is_causal")
+    if built is None and query.shape[2] > 1 and (getattr(module, "is_causal", True) if causal is None else causal):
+        built = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
     return _dense(query, key, value, built, arguments["scaling"], softcap, sinks)
 
 

@@ -157,7 +157,8 @@ def layer_window(layer: Any, config: Any) -> int | None:
 
 def find_models() -> list[PreTrainedModel]:
     """One model of this process for each kind of attention among those with ``attn_implementation="dcp"``."""
-    models = [m for m in gc.get_objects() if isinstance(m, PreTrainedModel) and m.config._attn_implementation == NAME]
+    everything = [thing for thing in gc.get_objects() if issubclass(type(thing), PreTrainedModel)]
+    models = [model for model in everything if model.config._attn_implementation == NAME]
     inner = {id(child) for model in models for child in model.modules() if child is not model}
     found: dict[ModelShape, PreTrainedModel] = {}
     for model in models:

@@ -131,6 +131,7 @@ def evaluate(dcp_size: int) -> dict[str, float]:
     for name, evaluation, batch in (
         ("batched", hf_dcp.DcpParallelismConfig().batched(data, tokens_per_batch=40, multiple_of=2), 1),
         ("rows", data, 2),
+        ("even rows", data[:4], 2),
         ("one label", unlabelled, 1),
     ):
         fresh()
@@ -167,7 +168,7 @@ def test_training_equals_one_process(world: int, one_process: dict[str, Any]) ->
         results = run_ranks(everything, world, world, folder, timeout=240)
     for answer in results:
         _compare(answer, one_process)
-        for name in ("batched", "rows", "one label"):
+        for name in ("batched", "rows", "even rows", "one label"):
             assert answer["evaluation"][name] == pytest.approx(one_process["evaluation"][name], abs=2e-6), name
 
 
@@ -207,8 +208,9 @@ def test_two_groups_of_two_equal_one_process(one_process: dict[str, Any]) -> Non
         assert got["loss"] == pytest.approx(want["loss"], abs=1e-5)
         assert (got["tokens"], got["total_batch"], got["epoch"]) == (want["tokens"], want["total_batch"], want["epoch"])
         assert got["dcp_tokens"] == want["dcp_tokens"]
-        assert answer["evaluation"]["batched"] == pytest.approx(one_process["evaluation"]["batched"], abs=2e-6)
-        assert answer["evaluation"]["rows"] == pytest.approx(one_process["evaluation"]["rows"], abs=2e-6)
+        # Where rows don't fill the last batch of every group, stock data parallel evaluation repeats some of them.
+        for name in ("batched", "even rows"):
+            assert answer["evaluation"][name] == pytest.approx(one_process["evaluation"][name], abs=2e-6), name
 
 
 def test_one_process_with_dcp_equals_stock(one_process: dict[str, Any]) -> None:
