@@ -105,7 +105,7 @@ def _read(data: bytes) -> tuple[dict, dict[str, np.ndarray]]:
     """Header and arrays of safetensors bytes, the schema version checked first."""
     try:
         size = int.from_bytes(data[:8], "little")
-        raw = json.loads(data[8 : 8 + size]) if size <= len(data) - 8 else None
+        raw = json.loads(data[8 : 8 + size]) if size <= len(data) - 8 else {}
         header = json.loads(raw["__metadata__"]["hf_dcp"])
         schema = header["schema"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:

@@ -79,7 +79,7 @@ def message_tables(parts: list[tuple], local_tokens: np.ndarray, groups: int) ->
     return _split(_joined(rows, local_tokens * groups, groups), len(local_tokens))
 
 
-def both_ends(world, exchange, partial, sender, sender_slot, receiver, receiver_slot, common):  # noqa: PLR0913
+def both_ends(world, exchange, partial, sender, sender_slot, receiver, receiver_slot, common):
     """The two entries of every transfer, for `message_tables`; all arguments from ``exchange`` on by transfer.
 
     Args:

@@ -117,8 +117,8 @@ def _phases(
         returns |= (needed > 0) & has_returns
     compute = np.repeat(tiles.area[:, None], tile_device.shape[1], 1)
     rows = _row_numbers(tiles, tile_device, q, kv, costs, world)
-    flat = (array.ravel() for array in (tile_device, compute, earliest, returns, rows))
-    return assign_phases(*flat, divisions, world).reshape(tile_device.shape)
+    d, c, e, r, n = (array.ravel() for array in (tile_device, compute, earliest, returns, rows))
+    return assign_phases(d, c, e, r, n, divisions, world).reshape(tile_device.shape)
 
 
 def _row_numbers(tiles: Tiles, tile_device: np.ndarray, q: Uses, kv: Uses, costs: list[int], world: int) -> np.ndarray:

@@ -97,8 +97,8 @@ class _Simulation:
         self.programs = [part.forward if which == "forward" else part.backward for part in parts]
         heads = first.shape.heads // first.head_groups
         flops = 4 * first.shape.head_dim * heads * (1.0 if which == "forward" else BACKWARD_FLOPS)
-        self.seconds = [_division_work(p, item_areas(part)) * flops / rates.device_flops
-                        for p, part in zip(self.programs, parts, strict=True)]  # fmt: skip
+        work = [_division_work(p, item_areas(part)) for p, part in zip(self.programs, parts, strict=True)]
+        self.seconds = [areas * flops / rates.device_flops for areas in work]
         row_bytes = RowBytes.of(first.shape, first.head_groups, first.reduce_dtype)
         self.bytes = [message_bytes(p, row_bytes, which) for p in self.programs]
         world = len(plans)
@@ -117,6 +117,8 @@ class _Simulation:
                     ready = True
         busy = np.array([s.sum() for s in self.seconds])
         shares = _padded_sum([s / max(busy.sum(), 1e-30) for s in self.seconds])
+        pairs = zip(self.programs, self.bytes, strict=True)
+        moved = _padded_sum([_bytes_by_exchange(program, size) for program, size in pairs])
         return PassTimes(
             total_s=float(self.clock.max()),
             compute_s=float(busy.max()),

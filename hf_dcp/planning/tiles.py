@@ -131,10 +131,10 @@ def make_tiles(batch: BatchSpec, blocks: Blocks, window: int | None = None) -> T
         if identity not in known_ranges:
             known_ranges[identity] = _ranges(mask, length, window)
         ranges.append(known_ranges[identity])
-        identity = (*identity, cuts.tobytes())
-        if identity not in known_tiles:
-            known_tiles[identity] = _sequence_tiles(ranges[-1], cuts)
-        parts.append((*known_tiles[identity], token, block))
+        cut_identity = (*identity, cuts.tobytes())
+        if cut_identity not in known_tiles:
+            known_tiles[cut_identity] = _sequence_tiles(ranges[-1], cuts)
+        parts.append((*known_tiles[cut_identity], token, block))
     return _joined(parts, blocks, batch.num_tokens, window, tuple(ranges))
 
 

@@ -17,7 +17,7 @@ class Dense:
 
 
 def dense_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, dout: np.ndarray, mask: np.ndarray) -> Dense:
-    """q, dout [tokens, heads, D], k, v [tokens, kv_heads, D], mask bool[tokens, tokens]; the gradient by the textbook."""
+    """q, dout [tokens, heads, D], k, v [tokens, kv_heads, D], mask bool[tokens, tokens]; gradients by the textbook."""
     share, scale = q.shape[1] // k.shape[1], q.shape[2] ** -0.5
     keys, values = np.repeat(k, share, 1), np.repeat(v, share, 1)
     scores = np.where(mask, np.einsum("qhd,khd->hqk", q, keys) * scale, -np.inf)
