@@ -69,20 +69,18 @@ def _(
     _, heads, rows, dim = q.shape
     out, lse = q.new_empty((1, rows, heads, dim)), q.new_empty((rows, heads), dtype=compute)
     anchor = torch.empty(1, dtype=torch.uint8, device="cpu")
-    remote_q: Any = 0
-    remote_kv: Any = 0
-    q_heads: Any = heads
-    kv_heads: Any = k.shape[1]
+    rows_q: Any = 0
+    rows_kv: Any = 0
     if keep:
-        # How many rows, and of how many heads, is the plan's affair, and so unknown here.
+        # How many rows are remote is the plan's affair, and so unknown here.
         context = torch.library.get_ctx()
-        remote_q, remote_kv, q_heads, kv_heads = (context.new_dynamic_size() for _ in range(4))
+        rows_q, rows_kv = context.new_dynamic_size(), context.new_dynamic_size()
     return (
         out,
         lse,
         anchor,
-        q.new_empty((remote_q, q_heads, dim), dtype=compute),
-        q.new_empty((2, remote_kv, kv_heads, dim), dtype=compute),
+        q.new_empty((rows_q, dim), dtype=compute),
+        q.new_empty((2, rows_kv, dim), dtype=compute),
     )
 
 

@@ -40,9 +40,9 @@ class ForwardResult:
     lse: Tensor
     """[S, heads], fp32 (fp64 for fp64 inputs), of all columns and the sink; -inf where there are none."""
     kept_q: Tensor
-    """[remote Q rows, heads / groups, D] if kept, else no row."""
+    """[remote Q rows * heads / groups, D] if kept, else [0, D]; in the dtype of computation."""
     kept_kv: Tensor
-    """[2, remote KV rows, KV heads / groups, D] if kept, else no row."""
+    """[2, remote KV rows * KV heads / groups, D] if kept, else [2, 0, D]."""
 
 
 @dataclass(frozen=True)
@@ -149,10 +149,10 @@ class Forward(_Run):
     def execute(self) -> ForwardResult:
         self.walk()
         out, lse = self.tensors["out"].local.transpose(0, 1), self.tensors["lse"].local.transpose(0, 1)
-        kept_q, kept_kv = self.tensors["q"].remote, torch.stack([self.tensors["k"].remote, self.tensors["v"].remote])
+        kept_q, k, v = (self.tensors[name].remote.flatten(0, 1) for name in ("q", "k", "v"))
         if not self.features.keep:
-            kept_q, kept_kv = kept_q.new_empty((0, *kept_q.shape[1:])), kept_kv.new_empty((2, 0, *kept_kv.shape[2:]))
-        return ForwardResult(out.to(self.dtype)[None], lse, kept_q, kept_kv)
+            kept_q, k, v = (x.new_empty((0, x.shape[1])) for x in (kept_q, k, v))
+        return ForwardResult(out.to(self.dtype)[None], lse, kept_q, torch.stack([k, v]))
 
     def attend(self, division: int) -> None:
         q, k, v, out, lse = (self.tensors[name] for name in ("q", "k", "v", "out", "lse"))
@@ -201,8 +201,8 @@ class Backward(_Run):
         (heads, dim), kv_heads = (q.shape[1], q.shape[3]), k.shape[1]
         self.tensors = {"q": self.inputs(q, nq), "k": self.inputs(k, nkv), "v": self.inputs(v, nkv)}
         if features.keep:
-            self.tensors["q"].remote = result.kept_q
-            self.tensors["k"].remote, self.tensors["v"].remote = result.kept_kv[0], result.kept_kv[1]
+            for name, kept in (("q", result.kept_q), ("k", result.kept_kv[0]), ("v", result.kept_kv[1])):
+                self.tensors[name].remote = kept.view_as(self.tensors[name].remote)
         self.tensors["grad"] = self.inputs(grad.transpose(1, 2), nq)
         self.tensors["out"] = self.inputs(result.out.transpose(1, 2), nq)
         delta = (self.tensors["grad"].local * self.tensors["out"].local).sum(-1)
