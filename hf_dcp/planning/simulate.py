@@ -124,12 +124,7 @@ class _Simulation:
             compute_s=float(busy.max()),
             exposed_s=float(self.waited.max()),
             division_share=[float(x) for x in shares],
-            division_bytes=[
-                int(x)
-                for x in _padded_sum(
-                    [_bytes_by_exchange(*pair) for pair in zip(self.programs, self.bytes, strict=True)]
-                )
-            ],  # fmt: skip
+            division_bytes=[int(x) for x in moved],
         )
 
     def _step(self, rank: int, op: int, argument: int) -> bool:
