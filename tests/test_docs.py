@@ -130,6 +130,20 @@ def test_the_mask_example_runs() -> None:
     assert scope["mask"].ranges(6)[3].tolist() == [[0, 1], [2, 4]]  # type: ignore[attr-defined]
 
 
+def test_the_figure_of_a_placed_batch_is_drawn_from_a_real_plan(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from docs.figures import one_batch
+
+    plan = one_batch.example_plan()
+    plan.check()
+    one_batch.draw(plan, tmp_path / "batch.png")
+    assert (tmp_path / "batch.png").stat().st_size > 10_000
+    image, owners = one_batch.device_image(plan, 0), one_batch.token_owners(plan, 0)
+    assert set(owners.tolist()) <= {0, 1, 2, 3}
+    attended = sum(min(i + 1, 512) + min(64, max(i + 1 - 512, 0)) for i in range(1536))  # window, and sink before it
+    assert int((image >= 0).sum()) == attended
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8")):

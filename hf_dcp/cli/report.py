@@ -88,6 +88,7 @@ def plan_report(plan: Plan, cold_s: float, cpu_s: dict[str, float], sizes: list[
         "limits": plan.score.limits,
         "divisions": {name: _divisions(part) for name, part in times.items()},
         "plan_bytes_per_rank": {"max": max(sizes), "total": sum(sizes)},
+        "bound": None,
         "predicted": {
             "forward_s": times["forward"].total_s,
             "backward_s": times["backward"].total_s,

@@ -21,7 +21,7 @@ BYTES = {"inter_node_bytes", "intra_node_bytes", "max_device_bytes"}
 KEYS = {
     "tokens", "devices", "block_size", "head_groups", "tiles", "digest", "status", "cold_s", "planning_cpu_s",
     "placement", "forward", "backward", "backward_keep", "compute_imbalance", "token_imbalance", "limits", "divisions",
-    "plan_bytes_per_rank", "baselines", "predicted",
+    "plan_bytes_per_rank", "baselines", "predicted", "bound",
 }  # fmt: skip
 
 
