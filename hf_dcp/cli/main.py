@@ -12,8 +12,10 @@ COMMANDS = {
     "plan": "hf_dcp.cli.plan:plan",
     "selftest": "hf_dcp.cli.selftest:selftest",
     "env": "hf_dcp.cli.env:env",
+    "bench": "hf_dcp.cli.bench:app",
 }
-"""Where each command's function is. Only the asked-for one is imported: `plan` must not wait for torch."""
+"""Where each command's function, or group of commands, is. Only what is asked for is imported: `plan` must not wait
+for torch."""
 
 UsageError = typer.BadParameter.__bases__[0]
 """What wrong arguments raise. Typer carries its own copy of click in some versions, and uses click in others."""
@@ -46,7 +48,11 @@ def make_app(names: Sequence[str]) -> typer.Typer:
     app.callback()(_no_options)
     for name in names:
         module, _, function = COMMANDS[name].partition(":")
-        app.command(name)(getattr(import_module(module), function))
+        target = getattr(import_module(module), function)
+        if isinstance(target, typer.Typer):
+            app.add_typer(target, name=name)
+        else:
+            app.command(name)(target)
     return app
 
 
