@@ -23,13 +23,15 @@ def selftest(
     as_json: Annotated[bool, Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
 ) -> int:
     """Compare attention through plans with dense attention in fp64, and a training step with that of one process."""
-    from hf_dcp.runtime.selftest import MASKS, make_cases, run_selftest
+    from hf_dcp.runtime.selftest import MASKS, make_cases
 
     _check(world_size, device, masks, dtype)
+    from hf_dcp.cli.steps import run_everything
+
     limit = timeout or 60 + SECONDS_PER_CASE * len(make_cases(masks or MASKS, dtype, full))
     from hf_dcp.runtime.processes import run_processes
 
-    result = run_processes(run_selftest, world_size, masks, dtype, full, timeout=limit)[0]
+    result = run_processes(run_everything, world_size, masks, dtype, full, timeout=limit)[0]
     if as_json:
         print(json.dumps(result))
     else:
