@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import InitVar, asdict, dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -40,7 +40,7 @@ class DcpParallelismConfig(ParallelismConfig):
         dcp: how batches are planned; ``HF_DCP_BLOCK_SIZE`` and ``HF_DCP_PLACEMENT`` set two of its fields where it is
             None.
         plan_store: where ranks exchange plans: ``"torch"``, the store of torch.distributed; ``HF_DCP_PLAN_STORE``.
-            Never shown or saved: other stores have credentials in it.
+            Not kept on this object, which is shown and saved with the training arguments: it may hold a password.
         plan_timeout: seconds to wait for a plan of another rank before a rank makes it itself; ``HF_DCP_PLAN_TIMEOUT``,
             else 60.
 
@@ -51,12 +51,12 @@ class DcpParallelismConfig(ParallelismConfig):
     # None until __post_init__ has looked at the environment.
     dcp_size: int = None  # type: ignore[assignment]
     dcp: DcpConfig = None  # type: ignore[assignment]
-    plan_store: str = field(default=None, repr=False)  # type: ignore[assignment]
     plan_timeout: float = None  # type: ignore[assignment]
+    plan_store: InitVar[str | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, plan_store: str | None) -> None:  # type: ignore[override]
         self.dcp_size = _setting("dcp_size", self.dcp_size, "HF_DCP_SIZE", 1, int)
-        self.plan_store = self.plan_store or os.environ.get("HF_DCP_PLAN_STORE") or "torch"
+        plan_store = plan_store or os.environ.get("HF_DCP_PLAN_STORE") or "torch"
         self.plan_timeout = _setting("plan_timeout", self.plan_timeout, "HF_DCP_PLAN_TIMEOUT", 60.0, float)
         self.dcp = _config_from_environment() if self.dcp is None else self.dcp
         if self.dcp_size < 1:
@@ -65,7 +65,7 @@ class DcpParallelismConfig(ParallelismConfig):
             raise ValueError(f"plan_timeout must be above 0 seconds, not {self.plan_timeout}")
         if not isinstance(self.dcp, DcpConfig):
             raise ValueError(f"dcp must be a DcpConfig, not {type(self.dcp).__name__}")
-        if self.plan_store.partition(":")[0] not in PLAN_STORES:
+        if plan_store.partition(":")[0] not in PLAN_STORES:
             raise ValueError(f"plan_store must be one of {', '.join(PLAN_STORES)}: the given one is of another kind")
         super().__post_init__()
         if self.cp_size > 1 or self.sp_size > 1:
@@ -75,7 +75,7 @@ class DcpParallelismConfig(ParallelismConfig):
                 "twice: leave cp_size and sp_size at 1 (also in the YAML file of accelerate)"
             )
         self._number = next(_NUMBERS)
-        _SESSIONS[self._number] = Session(self.dcp)
+        _SESSIONS[self._number] = Session(self.dcp, plan_store)
 
     # What Accelerate reads.
 
@@ -126,12 +126,14 @@ class DcpParallelismConfig(ParallelismConfig):
         if not dist.is_initialized():
             session.group = single_group(self.plan_timeout)
             return None
+        if world > 1 and self.dcp_enabled and session.plan_store.partition(":")[0] == "local":
+            raise ValueError(f"plan_store='local' is for one rank, but dcp_size is {self.dcp_size}: use plan_store='torch'")
         hosts = require_agreement(self._fingerprint(), collective_device(device_type))
         mesh = super().build_device_mesh(device_type) if world > 1 else None
         if mesh is None:
             session.group = single_group(self.plan_timeout)
         else:
-            session.group = make_group(mesh, hosts, self.plan_store, self.plan_timeout)
+            session.group = make_group(mesh, hosts, session.plan_store, self.plan_timeout)
         return mesh
 
     def settle_sizes(self, world: int) -> None:
@@ -236,16 +238,13 @@ class DcpParallelismConfig(ParallelismConfig):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The settings, without the plan store."""
+        """The settings."""
         names = ("dcp_size", "dp_replicate_size", "dp_shard_size", "tp_size", "plan_timeout")
         return {name: getattr(self, name) for name in names} | {"dcp": asdict(self.dcp)}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the plan store, which may hold a password, and the mesh, which is of this process."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("plan_store", "device_mesh")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state | {"plan_store": None})
+        """Without the mesh, which is of this process."""
+        return {name: value for name, value in self.__dict__.items() if name != "device_mesh"}
 
 
 _NUMBERS = itertools.count()

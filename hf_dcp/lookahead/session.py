@@ -42,10 +42,15 @@ class Group:
 
 
 class Session:
-    """Filled as a run is set up: the group when the device mesh is built, the shape when the model is known."""
+    """Filled as a run is set up: the group when the device mesh is built, the shape when the model is known.
 
-    def __init__(self, config: DcpConfig) -> None:
+    Args:
+        plan_store: what the user gave; it may hold a password, and is neither shown nor pickled.
+    """
+
+    def __init__(self, config: DcpConfig, plan_store: str = "torch") -> None:
         self.config = config
+        self.plan_store = plan_store
         self.group: Group | None = None
         self.shape: ModelShape | None = None
         self.loss_scale = 1
@@ -93,7 +98,4 @@ class Session:
         self.group, self._source = None, None
 
     def __getstate__(self) -> dict[str, Any]:
-        return dict(self.__dict__) | {"_source": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        return dict(self.__dict__) | {"_source": None, "plan_store": ""}

@@ -66,9 +66,8 @@ def build(
         args,
         train_dataset=data,
         eval_dataset=evaluation,
-        data_collator=plugin.collator(mask=mask),
         callbacks=[hf_dcp.DcpStatsCallback()] if callbacks is None else callbacks,
-        **(trainer_arguments or {}),
+        **({"data_collator": plugin.collator(mask=mask)} | (trainer_arguments or {})),
     )
 
 
