@@ -17,14 +17,15 @@ def row_bytes(plan: Plan, which: str) -> tuple[int, int]:
     heads, kv_heads = shape.heads // groups, shape.kv_heads // groups
     d, e = shape.head_dim, DTYPE_BYTES[shape.dtype]
     r = DTYPE_BYTES[plan.config.reduce_dtype or shape.dtype]
-    q, dout, dq, out, kv, dkv = heads * d * e, heads * d * e, heads * d * r, heads * d * r, 2 * kv_heads * d * e, 0
-    statistic = 4 * heads  # an fp32 per query head: lse, delta
-    if which == "forward":
-        return q + out + statistic, kv
-    dkv = 2 * kv_heads * d * r
-    if which == "backward":
-        return q + dout + 2 * statistic + dq, kv + dkv
-    return dout + 2 * statistic + dq, dkv
+    q = dout = heads * d * e
+    out = dq = heads * d * r
+    kv, dkv = 2 * kv_heads * d * e, 2 * kv_heads * d * r
+    lse = delta = 4 * heads
+    return {
+        "forward": (q + out + lse, kv),
+        "backward": (q + dout + lse + delta + dq, kv + dkv),
+        "backward_keep": (dout + lse + delta + dq, dkv),
+    }[which]
 
 
 def transfers(plan: Plan, window: int | None) -> np.ndarray:

@@ -123,7 +123,7 @@ def test_an_exchange_that_is_never_started_is_a_deadlock() -> None:
     plan = a_plan()
     program = plan.rank(1).windows[0].forward.program
     without = program[program[:, 0] != Op.START]
-    with pytest.raises(DeadlockError, match="which don't start it"):
+    with pytest.raises(DeadlockError, match="which it hasn't started"):
         execute(changed(plan, 1, program=without), *inputs(plan))
 
 

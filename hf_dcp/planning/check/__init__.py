@@ -75,7 +75,7 @@ def _check_window(
     for which in PASSES:
         passes = [getattr(part, which) for part in parts]
         require_matching(passes, where + which)
-        flow = Flow(parts, passes, sides, prints, which == "backward", where + which)
+        flow = Flow(parts, passes, sides, prints, which == "backward", minimal, where + which)
         flow.run()
         flow.require_results(expected)
         if minimal:

@@ -32,11 +32,13 @@ class Journey:
     """int32: the rank that the inputs came from; -1 for own rows."""
     target: np.ndarray
     """int32: the rank that the partial result went to; -1 if to none."""
+    last: np.ndarray
+    """int32: the row's place in the message that had it last; scratch space."""
 
     @classmethod
     def of(cls, slots: Slots) -> Journey:
         none = np.full(len(slots), -1, np.int32)
-        return cls(np.arange(len(slots)) < slots.own, np.zeros(len(slots), np.uint64), none, none.copy())
+        return cls(np.arange(len(slots)) < slots.own, np.zeros(len(slots), np.uint64), none, none.copy(), none.copy())
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class Flow:
     prints: Fingerprints
     kv_partials: bool
     """Whether KV rows have partial results: in backward."""
+    minimal: bool
+    """Whether partial results must go home at once, from where they were made: not around a ring."""
     where: str
     journeys: list[tuple[Journey, Journey]] = field(init=False)
     rows: list[list[_Runs]] = field(init=False)
@@ -120,6 +124,7 @@ class Flow:
             rows = []
             for side, slots in enumerate(self._slots(rank, message)):
                 known, journey = self.sides[rank][side], self.journeys[rank][side]
+                self._require_distinct(slots, rank, side)
                 if partial:
                     self._leave(rank, side, slots, peer)
                 else:
@@ -129,13 +134,20 @@ class Flow:
             self.mail[exchange, partial, rank, peer] = rows
 
     def _leave(self, rank: int, side: int, slots: np.ndarray, peer: int) -> None:
-        """Partial results leave for good: what came later would be lost, what left twice would count twice."""
+        """Partial results leave."""
         journey, known = self.journeys[rank][side], self.sides[rank][side]
         if side == 1 and not self.kv_partials:
             self._refuse(slots, rank, side, "has no partial result in this pass, but one is sent")
-        self._refuse(slots[slots < known.own], rank, side, "is the rank's own, but its result is sent away")
-        self._refuse(slots[journey.target[slots] >= 0], rank, side, "has a partial result that is sent twice")
+        if self.minimal:
+            self._refuse(slots[slots < known.own], rank, side, "is the rank's own, but its result is sent away")
+            self._refuse(slots[journey.target[slots] >= 0], rank, side, "has a partial result that is sent twice")
         journey.target[slots] = peer
+
+    def _require_distinct(self, slots: np.ndarray, rank: int, side: int) -> None:
+        number = np.arange(len(slots), dtype=np.int32)
+        last = self.journeys[rank][side].last
+        last[slots] = number
+        self._refuse(slots[last[slots] != number], rank, side, "is twice in one message")
 
     def _wait(self, rank: int, exchange: int) -> None:
         for message in self._messages(rank, exchange, incoming=1):
