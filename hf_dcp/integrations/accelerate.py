@@ -127,7 +127,9 @@ class DcpParallelismConfig(ParallelismConfig):
             session.group = single_group(self.plan_timeout)
             return None
         if world > 1 and self.dcp_enabled and session.plan_store.partition(":")[0] == "local":
-            raise ValueError(f"plan_store='local' is for one rank, but dcp_size is {self.dcp_size}: use plan_store='torch'")
+            raise ValueError(
+                f"plan_store='local' is for one rank, but dcp_size is {self.dcp_size}: use plan_store='torch'"
+            )
         hosts = require_agreement(self._fingerprint(), collective_device(device_type))
         mesh = super().build_device_mesh(device_type) if world > 1 else None
         if mesh is None:

@@ -6,6 +6,7 @@ Without one (generation, a stock batch) it is `sdpa`, on a mask that is built at
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from typing import Any
 
@@ -21,6 +22,15 @@ NAME = "dcp"
 
 calls: Counter[str] = Counter()
 """Calls of this process so far: "plan" for calls with a plan, "dense" for calls without one."""
+
+
+def _group_size_of_environment() -> int:
+    text = os.environ.get("HF_DCP_SIZE", "1")
+    return int(text) if text.isdecimal() else 1
+
+
+group_size = _group_size_of_environment()
+"""Ranks of this process's DCP group, as far as it is known. Above 1, training without a plan is a mistake."""
 
 
 class LazyMask:
@@ -89,6 +99,7 @@ def dcp_attention(
     """
     if dcp_plan is None:
         calls["dense"] += 1
+        _refuse_training_without_plan(module)
         plain = {"dropout": dropout, "scaling": scaling, "position_bias": position_bias, **kwargs}
         return _without_plan(module, query, key, value, attention_mask, softcap, s_aux, plain), None
     calls["plan"] += 1
@@ -102,6 +113,15 @@ def dcp_attention(
     query, key, value = (_autocast(x) for x in (query, key, value))
     out = attention(query, key, value, dcp_plan, window=window, scale=scaling, softcap=softcap, sinks=s_aux)
     return out, None
+
+
+def _refuse_training_without_plan(module: nn.Module) -> None:
+    """It would be a silent run without DCP: every rank of a group would train on the same batch."""
+    if group_size > 1 and module.training and torch.is_grad_enabled():
+        raise ValueError(
+            f"the batch has no dcp_plan, but dcp_size is {group_size}: use the collator of the DcpParallelismConfig, "
+            "dcp.collator(...), as data_collator, or DcpDataLoader"
+        )
 
 
 def _window(mask: Tensor | LazyMask | None, argument: int | None) -> int | None:

@@ -55,15 +55,7 @@ class Binding:
         self._calls_before = 0
 
     def before(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Refuse to train on a batch without a plan: it would be a silent run without DCP."""
         plan = kwargs.get("dcp_plan")
-        group = self.session.group
-        if plan is None and module.training and torch.is_grad_enabled() and group is not None and group.size > 1:
-            raise ValueError(
-                f"the batch has no dcp_plan, but dcp_size is {group.size}: use the collator of the "
-                f"DcpParallelismConfig, "
-                "dcp.collator(...), as data_collator"
-            )
         if isinstance(plan, DcpPlan):
             self._calls_before = plan.stats.calls["forward"]
 

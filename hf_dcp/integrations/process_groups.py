@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from hf_dcp.integrations import attention
 from hf_dcp.lookahead.session import Group
 from hf_dcp.lookahead.store import StoreAddress, StoreError
 from hf_dcp.planning.batch import Topology
@@ -93,6 +94,7 @@ def make_group(mesh: DeviceMesh, hosts: Sequence[str], plan_store: str, timeout:
     groups = dcp_groups(mesh)
     own = next(ranks for ranks in groups if dist.get_rank() in ranks)
     communicator = Communicator.create(groups) if len(own) > 1 else None
+    attention.group_size = len(own)
     dp_rank, dp_size = dp_position(mesh)
     return Group(
         rank=own.index(dist.get_rank()),
@@ -107,6 +109,7 @@ def make_group(mesh: DeviceMesh, hosts: Sequence[str], plan_store: str, timeout:
 
 def single_group(timeout: float) -> Group:
     """The group of a process that is alone."""
+    attention.group_size = 1
     return Group(0, Topology((0,)), None, 0, 1, StoreAddress("local", _run_id()), timeout)
 
 

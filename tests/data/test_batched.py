@@ -124,10 +124,8 @@ def test_repeated_batches_have_no_labels() -> None:
     assert sorted(len(each) for each in labels if -100 not in each) == [9, 10, 10]
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("context", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_persistent_workers_see_the_epoch(context: str) -> None:
-    if context != "fork":
-        pytest.importorskip("torch")
     view = BatchedDataset.of(_rows(list(range(1, 30))), 40)
     options = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": context}
     loader = DataLoader(view, batch_size=1, sampler=SequentialSampler(view), collate_fn=_lengths, **options)

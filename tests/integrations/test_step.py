@@ -234,13 +234,61 @@ def _with_current(forward: Any, current: dict[str, Any]) -> Any:
     return wrapped
 
 
-def steps_and_controls() -> dict[str, Any]:
-    return {"steps": steps_on_ranks(1), "controls": controls_on_ranks()}
+MASKS = ("full", "window:7", "lambda:3,5", "blockwise:4,2,1,1", "shared_question", "documents")
+
+
+def masks_on_ranks() -> dict[str, float]:
+    """Relative gradient errors against the stock model under a dense mask, for every mask."""
+    plugin = _plugin()
+    plugin.setup()
+    answers = {}
+    for name in MASKS:
+        batch = [row | _columns(len(row["input_ids"])) for row in rows([37, 12, 50, 5])]
+        collate = DcpCollator(plugin.session, name)
+        reference, model = small_llama("sdpa"), small_llama()
+        total, items = torch.zeros(()), 0
+        for row in batch:
+            part, count = _dense_loss(reference, row, collate.reader._mask(0, row))
+            total, items = total + part, items + count
+        (total / items).backward()
+        plugin.attach(model)
+        ddp = DistributedDataParallel(model)
+        loss = ddp(**collate(batch), num_items_in_batch=torch.tensor(items), use_cache=False).loss
+        (loss * dist.get_world_size()).backward()
+        answers[name] = relative_error(gradients(model), gradients(reference))
+    return answers
+
+
+def _columns(length: int) -> dict[str, Any]:
+    answers = [length // 5, length // 3]
+    parts = [length - length // 2, length // 2]
+    return {"question_length": length - sum(answers), "answer_lengths": answers, "document_lengths": parts}
+
+
+def _dense_loss(model: torch.nn.Module, row: dict[str, Any], mask: hf_dcp.Mask) -> tuple[torch.Tensor, int]:
+    """Sum of losses of one row, and its labels: a dense mask, and labels that segments must not predict taken out."""
+    length = len(row["input_ids"])
+    allowed = torch.zeros(length, length, dtype=torch.bool)
+    for i, ranges in enumerate(mask.ranges(length).tolist()):
+        for lo, hi in ranges:
+            allowed[i, lo:hi] = True
+    labels = torch.tensor(row["labels"])
+    labels[0] = IGNORE
+    labels[torch.from_numpy(mask.segment_starts(length))] = IGNORE
+    positions = torch.from_numpy(mask.positions(length))[None]
+    ids = torch.tensor([row["input_ids"]])
+    out = model(input_ids=ids, position_ids=positions, attention_mask=allowed[None, None], use_cache=False)
+    loss = torch.nn.functional.cross_entropy(out.logits[0, :-1], labels[1:], ignore_index=IGNORE, reduction="sum")
+    return loss, int((labels[1:] != IGNORE).sum())
+
+
+def on_two() -> dict[str, Any]:
+    return {"steps": steps_on_ranks(1), "controls": controls_on_ranks(), "masks": masks_on_ranks()}
 
 
 @pytest.fixture(scope="module")
 def on_two_ranks() -> list[dict[str, Any]]:
-    return run_ranks(steps_and_controls, 2, timeout=200)
+    return run_ranks(on_two, 2, timeout=200)
 
 
 def test_steps_on_two_ranks_equal_one_process(on_two_ranks: list[dict[str, Any]]) -> None:
@@ -254,6 +302,12 @@ def test_negative_controls_fail(on_two_ranks: list[dict[str, Any]]) -> None:
             assert errors.pop(name) <= GRADIENT, name
         for name, error in errors.items():
             assert error > 1e3 * GRADIENT, f"{name} should be wrong, but its error is {error}"
+
+
+def test_masks_equal_dense_masks_of_one_process(on_two_ranks: list[dict[str, Any]]) -> None:
+    for result in on_two_ranks:
+        for name, error in result["masks"].items():
+            assert error <= GRADIENT, (name, error)
 
 
 os.environ.setdefault("MASTER_ADDR", "127.0.0.1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import tempfile
 from pathlib import Path
@@ -140,6 +141,7 @@ def evaluate(dcp_size: int) -> dict[str, float]:
 
 
 def everything(dcp_size: int, folder: str) -> dict[str, Any]:
+    multiprocessing.current_process()._config["daemon"] = False  # it is to have data loader workers
     adamw = {"optim": "adamw_torch", "optim_args": None}
     empty = rows([5, 7, 6, 8, 5, 7, 6, 8, 5, 7, 6, 8])
     answer = {
@@ -148,6 +150,7 @@ def everything(dcp_size: int, folder: str) -> dict[str, Any]:
         "resumed": stop_and_resume(dcp_size, folder),
         "epoch of rows": train(dcp_size, data=empty, max_steps=-1, num_train_epochs=1, gradient_accumulation_steps=1),
         "checkpointing": train(dcp_size, gradient_checkpointing=True, max_steps=2),
+        "workers": train(dcp_size, dataloader_num_workers=2, max_steps=2),
         "evaluation": evaluate(dcp_size),
     }
     return json.loads(json.dumps(answer))
@@ -178,6 +181,7 @@ def _compare(answer: dict[str, Any], reference: dict[str, Any]) -> None:
         ("resumed", 1e-5),
         ("epoch of rows", 1e-7),
         ("checkpointing", 1e-7),
+        ("workers", 1e-7),
     ):
         got, want = answer[name], reference[name]
         assert _distance(got, want) <= tolerance, f"{name}: {_distance(got, want)}"
