@@ -9,10 +9,12 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from hf_dcp.planning.plan import Op
+from hf_dcp.planning.plan import Op, WindowPlan
+from hf_dcp.runtime.calls import Call, build_calls
 from hf_dcp.runtime.exchange import Exchanges, signed
 from hf_dcp.runtime.groups import Communicator, find_communicator
 from hf_dcp.runtime.kernels.masks import MaskCache
@@ -37,6 +39,7 @@ class Executor:
         """Called after each instruction with (pass, Op, argument, begin, end) in seconds of `time.perf_counter`."""
         self._agreed = False
         self._communicator_id = dcp_plan.communicator
+        self._calls: dict[tuple[int | None, bytes], list[Call]] = {}
         self._prepared: dict[tuple[int | None, str, bool], Prepared] = {}
 
     @cached_property
@@ -58,11 +61,16 @@ class Executor:
         """
         key = (window, which, keep and which == "backward")
         if key not in self._prepared:
-            part = self.plan.window(window)
-            other = (window, which, not keep)
-            calls = self._prepared[other].calls if other in self._prepared else None
-            self._prepared[key] = Prepared.of(self, part, which, key[2], calls)
+            self._prepared[key] = Prepared.of(self, self.plan.window(window), which, key[2])
         return self._prepared[key]
+
+    def calls(self, part: WindowPlan, items: np.ndarray) -> list[Call]:
+        """Kernel calls for these items (indices, any order) of a window; both passes share those of equal divisions."""
+        items = np.sort(items)
+        key = (part.window, items.tobytes())
+        if key not in self._calls:
+            self._calls[key] = build_calls(self.plan, part, items)
+        return self._calls[key]
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, features: Features) -> ForwardResult:
         """Attention of this rank's rows: q [1, heads, S, D], k and v [1, KV heads, S, D], sinks [heads] or None."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hf_dcp.planning.plan import Op, PassPlan, WindowPlan
 from hf_dcp.runtime.attend import Kernel
-from hf_dcp.runtime.calls import Call, build_calls
+from hf_dcp.runtime.calls import Call
 from hf_dcp.runtime.exchange import Exchanges
 from hf_dcp.runtime.kernels.merge import merge
 from hf_dcp.runtime.messages import MessageTable, PreparedMessage
@@ -58,13 +58,10 @@ class Prepared:
     kv_remote: int
 
     @classmethod
-    def of(
-        cls, executor: Executor, part: WindowPlan, which: str, keep: bool, calls: tuple[list[Call], ...] | None
-    ) -> Prepared:
+    def of(cls, executor: Executor, part: WindowPlan, which: str, keep: bool) -> Prepared:
         one: PassPlan = part.forward if which == "forward" else part.backward
-        if calls is None:
-            bounds = one.divisions.tolist()
-            calls = tuple(build_calls(executor.plan, part, one.order[begin:end]) for begin, end in pairwise(bounds))
+        bounds = one.divisions.tolist()
+        calls = tuple(executor.calls(part, one.order[begin:end]) for begin, end in pairwise(bounds))
         messages = MessageTable.of(executor.plan, which, one, keep, executor.device)
         program = [(Op(op), argument) for op, argument in one.program.tolist()]
         remote = [int(table[:, 1].sum()) for table in (part.q_remote, part.kv_remote)]
@@ -91,7 +88,7 @@ class _Run:
         self.kernel = Kernel(self.features.scale, self.features.softcap, self.executor.masks)
 
     def walk(self) -> None:
-        """Execute all instructions but FINISH, which is the caller's, then complete the sends."""
+        """Execute the instructions one after the other."""
         steps = {Op.START: self.start, Op.ATTEND: self.attend, Op.WAIT: self.wait, Op.REDUCE: self.reduce}
         record = self.executor.record
         for op, argument in self.prepared.program:
