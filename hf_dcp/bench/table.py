@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from rich.console import Console
@@ -13,10 +14,13 @@ from hf_dcp.planning.plan import PASSES
 PARTS = {"exposed_exchange_s": "exposed", "attention_s": "attention", "overlapped_s": "overlapped",
          "reduction_s": "reduction", "other_s": "other"}  # fmt: skip
 
+WIDTH = 180
+
 
 def show(report: dict[str, Any], console: Console | None = None) -> None:
     """Print the report of `hf_dcp.bench.attention.bench_attention`."""
-    out = console or Console()
+    # into a file or a pipe: as wide as the tables want
+    out = console or Console(width=None if sys.stdout.isatty() else WIDTH)
     nodes = len(set(report["node_of_rank"]))
     out.print(
         f"{report['world_size']} ranks on {nodes} nodes, heads {report['heads']}:{report['kv_heads']}, head dim "

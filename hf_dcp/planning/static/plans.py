@@ -31,6 +31,12 @@ class StaticPlan:
     def rank(self, rank: int) -> RankPlan:
         return self.rank_plans[rank]
 
+    def check(self) -> None:
+        """Raise `hf_dcp.planning.check.PlanError` unless the rank plans compute the padded batch's attention exactly."""
+        from hf_dcp.planning.check import check
+
+        check(self.batch, self.rank_plans, minimal=False)
+
 
 def plan_static(
     name: str,

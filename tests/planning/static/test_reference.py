@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_dcp.masks import causal
+from hf_dcp.masks import causal, lambda_mask
 from hf_dcp.planning.batch import BatchSpec, ModelShape, Topology
+from hf_dcp.planning.check import PlanError, check
 from hf_dcp.planning.plan import Message
 from hf_dcp.planning.reference import execute
 from hf_dcp.planning.static import SCHEMES, dense_bytes, plan_static
@@ -30,6 +31,7 @@ def test_static_schemes_compute_dense_attention(
     name: str, batch: BatchSpec, topology: Topology, shape: ModelShape, pad: bool
 ) -> None:
     plan = plan_static(name, batch, topology, shape, pad=pad)
+    plan.check()
     tensors = inputs(plan.batch, shape)
     node = topology.node
     for window, _ in shape.windows:
@@ -44,6 +46,13 @@ def test_static_schemes_compute_dense_attention(
                 for which, sent in result.sent.items():
                     assert sent[foreign].sum() == closed[which]["inter_node_bytes"]
                     assert sent[~foreign].sum() == closed[which]["intra_node_bytes"]
+
+
+def test_dense_schedules_send_rows_that_nobody_reads() -> None:
+    plan = plan_static("zigzag", BatchSpec([64], lambda_mask(1, 2)), Topology.grid(1, 4), ModelShape(2, 1, 4, "fp32"))
+    plan.check()
+    with pytest.raises(PlanError):
+        check(plan.batch, plan.rank_plans)
 
 
 @pytest.mark.parametrize("step", [0, 1, 3])  # the chunks of hop 2 are one run
