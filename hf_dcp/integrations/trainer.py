@@ -9,12 +9,11 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from hf_dcp.data.batched import BatchedDataset
 from hf_dcp.data.collator import DcpCollator
 from hf_dcp.integrations.models import base_model
-from hf_dcp.integrations.statistics import FIELDS, StepStatistics, first_plan, start_line, total_over_ranks
+from hf_dcp.integrations.statistics import StepStatistics, first_plan, start_line, total_over_ranks
 from hf_dcp.integrations.trainer_checks import calling_trainer, check_trainer, plugin_of
-from hf_dcp.integrations.trainer_fixes import fix_gather, fix_total_batch_size
+from hf_dcp.integrations.trainer_fixes import fix_total_batch_size, gather_of_evaluation
 from hf_dcp.lookahead.batch_plan import BatchPlan
 from hf_dcp.lookahead.session import Session
 
@@ -64,8 +63,18 @@ class DcpStatsCallback(TrainerCallback):
         plugin.attach(model)
         if trainer.args.average_tokens_across_devices:
             session.loss_scale = session.require_group().loss_ranks
-        base_model(model).register_forward_pre_hook(self._record, with_kwargs=True)
-        fix_gather(trainer, session)
+        gather = gather_of_evaluation(trainer, session)
+
+        def before_forward(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+            plan = kwargs.get("dcp_plan")
+            if not isinstance(plan, BatchPlan):
+                return
+            if module.training:
+                self._record(plan)
+            else:  # Trainer sets this back after each evaluation
+                trainer.gather_function = gather
+
+        base_model(model).register_forward_pre_hook(before_forward, with_kwargs=True)
         fix_total_batch_size(trainer, session)
         # First of all, so that loggers see what it adds to the logs.
         callbacks = trainer.callback_handler.callbacks
@@ -111,14 +120,8 @@ class DcpStatsCallback(TrainerCallback):
         if state.log_history:
             state.log_history[-1].update(added)
 
-    def _record(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        plan = kwargs.get("dcp_plan")
-        if not module.training or not isinstance(plan, BatchPlan) or self._session is None:
-            return
-        # One rank of each group speaks for it.
-        if plan.rank_plan.rank == 0:
+    def _record(self, plan: BatchPlan) -> None:
+        """Count a forward in training."""
+        if plan.rank_plan.rank == 0:  # one rank of each group speaks for it
             self._since_step += plan.report.tokens
         self._since_log.record(plan)
-
-
-__all__ = ["FIELDS", "BatchedDataset", "DcpStatsCallback"]

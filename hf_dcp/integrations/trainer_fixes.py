@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -10,27 +11,24 @@ from transformers import Trainer, TrainingArguments
 from hf_dcp.lookahead.session import Session
 
 
-def fix_gather(trainer: Trainer, session: Session) -> None:
-    """Let evaluation gather one value per sample, not one per sample and rank of its group.
+def gather_of_evaluation(trainer: Trainer, session: Session) -> Callable[[Any], Tensor]:
+    """A ``trainer.gather_function`` that gathers one value per sample, not one per sample and rank of its group.
 
-    At the end of an evaluation set Trainer cuts what it has gathered to the number of samples. Ranks of a DCP group
-    share their samples, so duplicates go first.
+    At the end of an evaluation set Trainer cuts what it has gathered to the number of samples. Ranks of a DCP group share
+    their samples, so duplicates go first. Accelerator's own function stays as it is: others call it for sums over ranks.
     """
-    accelerator = trainer.accelerator
 
-    def gather_for_metrics(value: Any, use_gather_object: bool = False) -> Any:
-        if not isinstance(value, Tensor) or value.ndim != 1 or use_gather_object:
+    def gather(value: Any) -> Tensor:
+        if not isinstance(value, Tensor) or value.ndim != 1:
             raise ValueError(
                 "predictions of DCP batches are the logits of each rank's part, in no order of the data set: use "
-                "evaluate() "
-                "for the loss, or predict in a Trainer without DCP"
+                "evaluate() for the loss, or predict in a Trainer without DCP"
             )
-        gathered = without_copies(accelerator.gather(value), len(value), session)
-        state = accelerator.gradient_state
+        gathered = without_copies(trainer.accelerator.gather(value), len(value), session)
+        state = trainer.accelerator.gradient_state
         return gathered[: state.remainder] if state.end_of_dataloader and state.remainder > 0 else gathered
 
-    accelerator.gather_for_metrics = gather_for_metrics
-    trainer.gather_function = gather_for_metrics
+    return gather
 
 
 def without_copies(gathered: Tensor, count: int, session: Session) -> Tensor:
