@@ -48,6 +48,8 @@ from transformers import (
 )
 
 import hf_dcp
+from hf_dcp.masks import parse_mask
+from hf_dcp.planning import BatchSpec, ModelShape, Topology, plan_batch
 
 
 @dataclass
@@ -144,7 +146,8 @@ def build(recipe: Recipe, args: TrainingArguments, parallelism: hf_dcp.DcpParall
     set_seed(args.seed)
     with args.main_process_first(desc="data"):
         model, tokenizer, rows = load(recipe)
-    batches = parallelism.batched(rows, tokens_per_batch=recipe.tokens_per_batch, seed=args.seed)
+        batches = parallelism.batched(rows, tokens_per_batch=recipe.tokens_per_batch, seed=args.seed)
+        compile_planner([row["length"] for row in batches[0]], recipe.mask)
     dense = recipe.attention == "sdpa"
     return Trainer(
         model,
@@ -154,6 +157,12 @@ def build(recipe: Recipe, args: TrainingArguments, parallelism: hf_dcp.DcpParall
         processing_class=tokenizer,
         callbacks=[] if dense else [hf_dcp.DcpStatsCallback()],
     )
+
+
+def compile_planner(lengths: list[int], mask: str) -> None:
+    """Plan once, for any model: numba compiles the planner on a machine's first plan, some 20 seconds of CPU, and the other
+    processes then find the compiled code in its cache."""
+    plan_batch(BatchSpec(lengths, parse_mask(mask)), Topology.grid(1, world_size()), ModelShape(4, 2, 64, "fp32"))
 
 
 def train(trainer: Trainer, recipe: Recipe) -> dict[str, Any]:
