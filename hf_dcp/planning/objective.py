@@ -8,8 +8,8 @@ import numba as nb
 import numpy as np
 
 from hf_dcp.planning.batch import RowBytes
-from hf_dcp.planning.problem import Placement, Problem, costed_passes, side_bytes
 from hf_dcp.planning.plan import PASSES
+from hf_dcp.planning.problem import Placement, Problem, costed_passes, side_bytes
 from hf_dcp.planning.routing import choose_gateways
 
 COSTED = ("forward", "backward", "backward_keep")
@@ -35,6 +35,8 @@ class Score:
     """Of forward and backward together; decides between equal costs."""
     passes: dict[str, PassBytes]
     """For "forward", "backward" (remote rows fetched again) and "backward_keep"."""
+    costed: tuple[PassBytes, ...]
+    """Those that `cost` is made of."""
     compute_imbalance: float
     """Largest over mean work of all devices, idle ones too, windows weighted by their layers."""
     token_imbalance: float
@@ -84,6 +86,7 @@ def evaluate(problem: Problem, placement: Placement) -> Score:
         cost=sum(p.inter_node * topology.inter_cost + p.intra_node * topology.intra_cost for p in costed),
         max_device_bytes=int(max_device),
         passes=passes,
+        costed=tuple(costed),
         **_balance(problem, owner, unit_device),
     )
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 from hf_dcp.config import DcpConfig
 from hf_dcp.planning.batch import BatchSpec, ModelShape, Topology
 from hf_dcp.planning.codec import digest_of
-from hf_dcp.planning.objective import Score, evaluate
-from hf_dcp.planning.placement import Placement, choose_layout, place
-from hf_dcp.planning.problem import Problem, build_problem
+from hf_dcp.planning.objective import evaluate
+from hf_dcp.planning.placement import Placement, Solution, choose_layout, solve
 from hf_dcp.planning.plan import Plan
+from hf_dcp.planning.problem import Problem, build_problem
 from hf_dcp.planning.schedule import make_rank_plans
 from hf_dcp.planning.tiles import make_blocks, make_tiles
 
@@ -41,13 +41,9 @@ def plan_batch(
     """
     config = config or DcpConfig()
     clock = _Clock()
-    layout = choose_layout(batch, topology, shape, config)
-    clock.lap("placement")
-    blocks = make_blocks(batch, layout.block_sizes)
-    tiles = tuple(make_tiles(batch, blocks, window) for window, _ in shape.windows)
-    clock.lap("tiles")
-    problem = build_problem(batch, blocks, tiles, shape, layout.head_groups, config, topology)
-    placement, score = _solve(problem, config, solver)
+    solution = solve(batch, topology, shape, config) if solver is None else _solved(batch, topology, shape, config, solver)
+    problem, placement = solution.problem, solution.placement
+    blocks, tiles = problem.blocks, problem.tiles
     clock.lap("placement")
     rank_plans = make_rank_plans(
         batch, blocks, tiles, placement.block_device, placement.tile_device, topology, shape, config
@@ -56,14 +52,18 @@ def plan_batch(
     digest = digest_of(rank_plans)
     stamped = tuple(replace(plan, digest=digest) for plan in rank_plans)
     clock.lap("serialise")
-    return Plan(batch, topology, shape, config, blocks, tiles, placement, score, stamped, clock.laps)
+    return Plan(batch, topology, shape, config, blocks, tiles, placement, solution.score, stamped, clock.laps)
 
 
-def _solve(problem: Problem, config: DcpConfig, solver: Solver | None) -> tuple[Placement, Score]:
-    if solver is None:
-        return place(problem, config)
+def _solved(
+    batch: BatchSpec, topology: Topology, shape: ModelShape, config: DcpConfig, solver: Solver
+) -> Solution:
+    layout = choose_layout(batch, topology, shape, config)
+    blocks = make_blocks(batch, layout.block_sizes)
+    tiles = tuple(make_tiles(batch, blocks, window) for window, _ in shape.windows)
+    problem = build_problem(batch, blocks, tiles, shape, layout.head_groups, config, topology)
     placement = solver(problem, config)
-    return placement, evaluate(problem, placement)
+    return Solution(problem, placement, evaluate(problem, placement))
 
 
 class _Clock:

@@ -1,29 +1,145 @@
-"""The portfolio: structured seeds, each refined, the best kept."""
+"""The portfolio: structured seeds, a short refinement of each, a long one of the best."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from hf_dcp.config import DcpConfig
+from hf_dcp.planning.batch import BatchSpec, ModelShape, Topology
 from hf_dcp.planning.objective import Score, evaluate
+from hf_dcp.planning.placement.auto import Outline, head_groups
+from hf_dcp.planning.placement.copies import Copies, find_copies
+from hf_dcp.planning.placement.pieces import block_work, pack_pieces, segment_pieces, sequence_pieces
 from hf_dcp.planning.placement.refine import refine
-from hf_dcp.planning.placement.state import make_graph, make_state
-from hf_dcp.planning.problem import Placement, Problem
+from hf_dcp.planning.placement.seeds import Seed, bisected, contiguous, dealt, laid
+from hf_dcp.planning.placement.state import Graph, State, cost_of, make_graph, make_state, node_graph, penalty_of
+from hf_dcp.planning.placement.zigzag import nested_bands
+from hf_dcp.planning.problem import Placement, Problem, build_problem
+from hf_dcp.planning.tiles import make_blocks, make_tiles
+
+TRIAL_EFFORT, FINAL_EFFORT, NODE_EFFORT = 30_000, 150_000, 60_000
+CHEAP = 1.1
+"""A placement that costs at most this, in copies of all KV rows inside nodes, needs no search."""
+NODE_ROOM = 0.985
+"""Nodes are kept this far inside their limits, so that their devices can be balanced."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A placement, with the problem that it solves."""
+
+    problem: Problem
+    placement: Placement
+    score: Score
+
+
+def solve(batch: BatchSpec, topology: Topology, shape: ModelShape, config: DcpConfig) -> Solution:
+    """Choose blocks and place them: a pure function of its arguments."""
+    copies = find_copies(batch, topology) if config.block_size == "auto" else None
+    if copies is not None:
+        return _expand(batch, topology, shape, config, copies)
+    groups = head_groups(shape, config)
+    if config.block_size != "auto":
+        problem = _problem(batch, topology, shape, config, config.block_size, groups)
+        return Solution(problem, *place(problem, config))
+    outline = Outline(batch)
+    coarse = max(1, batch.num_tokens // topology.world_size)
+    problem = _problem(batch, topology, shape, config, outline.cut(coarse), groups)
+    found = _scored(problem, "contiguous", *contiguous(problem, make_graph(problem)))
+    if _is_cheap(problem, found[1]):
+        return Solution(problem, *found)
+    problem = _problem(batch, topology, shape, config, outline.cut(outline.best_size(topology, groups)), groups)
+    return Solution(problem, *place(problem, config))
+
+
+def _problem(batch, topology, shape, config, block_sizes, groups) -> Problem:
+    blocks = make_blocks(batch, block_sizes)
+    tiles = tuple(make_tiles(batch, blocks, window) for window, _ in shape.windows)
+    return build_problem(batch, blocks, tiles, shape, groups, config, topology)
+
+
+def _expand(batch: BatchSpec, topology: Topology, shape: ModelShape, config: DcpConfig, copies: Copies) -> Solution:
+    """Solve one part of a batch of equal parts, and copy the solution."""
+    part = solve(copies.batch, copies.topology, shape, config)
+    blocks, placement = part.problem.blocks, part.placement
+    bounds = np.searchsorted(blocks.sequence, np.arange(len(copies.batch.lengths) + 1))
+    starts = [
+        blocks.start[a:b] - token for a, b, token in zip(bounds[:-1], bounds[1:], copies.batch.starts[:-1], strict=True)
+    ]
+    groups = part.problem.head_groups
+    problem = _problem(batch, topology, shape, config, copies.expand_blocks(starts), groups)
+    device = copies.expand(blocks.sequence, placement.block_device)
+    tile_device = tuple(
+        copies.expand(blocks.sequence[tiles.q], own)
+        for tiles, own in zip(part.problem.tiles, placement.tile_device, strict=True)
+    )
+    whole = Placement(f"{copies.count} x {placement.name}", device, tile_device)
+    return Solution(problem, whole, evaluate(problem, whole))
 
 
 def place(problem: Problem, config: DcpConfig) -> tuple[Placement, Score]:
-    """The best placement found, and what it costs: a pure function of its arguments."""
-    world, size = problem.world_size, problem.blocks.size
-    middle = np.cumsum(size) - (size + 1) // 2
-    owner = (middle * world // size.sum()).astype(np.int32)
-    unit = np.repeat(owner[problem.tile_q][:, None], problem.head_groups, 1)
-    best = _scored(problem, "contiguous", owner, unit)
+    """The best placement found for given blocks, and what it costs."""
     graph = make_graph(problem)
-    state = make_state(graph, owner, unit)
-    refine(graph, state, 200_000, config.seed)
-    return min(best, _scored(problem, "contiguous+refined", state.owner, state.unit), key=lambda pair: pair[1].key)
+    found = _scored(problem, "contiguous", *contiguous(problem, graph))
+    if _is_cheap(problem, found[1]):
+        return found
+    trials: list[tuple[float, str, State]] = []
+    for name, (owner, unit) in _seeds(problem, graph, config):
+        state = make_state(graph, owner, unit)
+        refine(graph, state, TRIAL_EFFORT, config.seed, 0.2, patience=0.8)
+        trials.append((cost_of(graph, state) + penalty_of(graph, state), name, state))
+    _, name, state = min(trials, key=lambda trial: trial[0])
+    refine(graph, state, FINAL_EFFORT, config.seed + 1, 0.1)
+    return min(found, _scored(problem, name, state.owner, state.unit), key=lambda pair: pair[1].key)
+
+
+def _is_cheap(problem: Problem, score: Score) -> bool:
+    kv = problem.atom_weight[problem.atom_side == 1].sum() * problem.head_groups
+    inside = score.cost - sum(
+        (problem.topology.inter_cost - problem.topology.intra_cost) * p.inter_node for p in score.costed
+    )
+    return score.excess == 0 and inside <= CHEAP * kv * problem.topology.intra_cost
 
 
 def _scored(problem: Problem, name: str, owner: np.ndarray, unit: np.ndarray) -> tuple[Placement, Score]:
     placement = problem.placement(name, owner, unit)
     return placement, evaluate(problem, placement)
+
+
+def _seeds(problem: Problem, graph: Graph, config: DcpConfig) -> list[tuple[str, Seed]]:
+    seeds: list[tuple[str, Seed]] = [("contiguous", contiguous(problem, graph))]
+    pieces = sequence_pieces(problem)
+    for name, block_node, unit_node in _node_seeds(problem, graph, config):
+        seeds.append((f"{name}, bisected", bisected(problem, graph, unit_node, block_node)))
+        seeds.append((f"{name}, dealt", dealt(problem, graph, unit_node, block_node, pieces, 1.0)))
+        seeds.append((f"{name}, laid", laid(problem, block_node, pieces, 1.0)))
+    return seeds
+
+
+def _node_seeds(problem: Problem, graph: Graph, config: DcpConfig) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """Placements on nodes: (name, int32[blocks], int32[tiles, groups])."""
+    if problem.topology.num_nodes == 1:
+        unit_node = np.zeros((problem.num_tiles, problem.head_groups), np.int32)
+        return [("one node", np.zeros(len(problem.blocks), np.int32), unit_node)]
+    room = np.bincount(problem.topology.node) / problem.world_size
+    size, work = problem.blocks.size, block_work(problem)
+    nodes = node_graph(graph)
+    nodes = nodes._replace(
+        compute_limit=(nodes.compute_limit * NODE_ROOM).astype(np.int64),
+        token_limit=(nodes.token_limit * NODE_ROOM).astype(np.int64),
+    )
+    packed = pack_pieces(segment_pieces(problem), size, work, room, (0.03, 0.08), config.seed)
+    whole = pack_pieces(sequence_pieces(problem), size, work, room, (0.03, 0.08), config.seed)
+    found = []
+    starts = [("packed", whole), ("segments", packed)]
+    if len(problem.batch.lengths) == 1:
+        starts += [(f"bands {slack}", nested_bands(problem, slack, 0.0)) for slack in (0.0, 0.04, 2 / 30, 0.08)]
+    for name, block_node in starts:
+        state = make_state(nodes, block_node, np.repeat(block_node[problem.tile_q][:, None], problem.head_groups, 1))
+        if not name.startswith("bands"):
+            refine(nodes, state, NODE_EFFORT, config.seed, 0.5, patience=0.5)
+        found.append((cost_of(nodes, state) + penalty_of(nodes, state), name, state))
+    found.sort(key=lambda entry: entry[0])
+    return [(name, state.owner, state.unit) for _, name, state in found[:1]]

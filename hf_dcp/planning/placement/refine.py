@@ -10,190 +10,179 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from hf_dcp.planning.placement.state import Graph, State, move_block, move_unit
+from hf_dcp.planning.placement.moves import move_block, move_unit, random_below
+from hf_dcp.planning.placement.state import Graph, State
 
 # Annealing accepts a worse move of cost d at temperature T if d <= T * -log(u), u uniform: a table of 1024 quantiles.
 _QUANTILES = np.round(-np.log((np.arange(1024) + 0.5) / 1024) * 4096) / 4096
 
-UNIT_MOVES, SWAP_MOVES = 700, 150
-"""Per thousand: moves of tiles, and swaps of tiles; the rest moves blocks."""
+TILES = (700, 850, 500)
+"""Mix of moves, per thousand: below the first number tiles move, below the second they are swapped, else a block moves;
+then its tiles come along this often."""
+ROWS = (0, 0, 1000)
+"""Only blocks with the tiles of their queries: tiles that are local stay so."""
+SMALLEST_TEMPERATURE = 0.05
+"""Where cooling ends, as a share of the temperature that it begins with."""
 
 
-def refine(graph: Graph, state: State, effort: int, seed: int, temperature: float = 0.0) -> None:
+def refine(
+    graph: Graph,
+    state: State,
+    effort: int,
+    seed: int,
+    temperature: float = 0.0,
+    mix: tuple[int, int, int] = TILES,
+    patience: float = 0.0,
+) -> None:
     """Improve a placement in place.
 
     Args:
-        effort: how many tiles are moved, proposals that are taken back included.
+        effort: how much is tried: moves, and a quarter for every tile that they touch.
         seed: of the random choices.
+        mix: of moves, `TILES` or `ROWS`.
+        patience: over this share of the effort, what exceeds the limits becomes more expensive bit by bit: a seed that is
+            cheap but uneven is repaired where that costs least, not by the first moves that come along.
         temperature: as a share of the mean cost of a net; 0: only accept what is not worse.
     """
     if effort <= 0 or len(graph.node) == 1 or len(graph.tile_work) == 0:
         return
     mean = float(graph.device_cost.mean())
-    _anneal(graph, state, effort, np.uint64(seed * 2 + 1), temperature * mean, _QUANTILES)
+    _anneal(graph, state, effort, np.uint64(seed * 2 + 1), temperature * mean, mix, patience, _QUANTILES)
 
 
-@nb.njit(cache=True, inline="always")
-def _random(rng, below):
-    """A number in [0, below): xorshift64*."""
-    x = rng[0]
-    x ^= x >> np.uint64(12)
-    x ^= x << np.uint64(25)
-    x ^= x >> np.uint64(27)
-    rng[0] = x
-    high = (x * np.uint64(2685821657736338717)) >> np.uint64(33)
-    return np.int64((high * np.uint64(below)) >> np.uint64(31))
+@nb.njit(cache=True, forceinline=True)
+def _member(rng, ptr, member, group):
+    """A random member of a group."""
+    return member[ptr[group] + random_below(rng, ptr[group + 1] - ptr[group])]
 
 
-@nb.njit(cache=True)
-def _any_unit_of(graph, state, rng, atom, g):
-    first = graph.atom_ptr[atom]
-    return graph.atom_tile[first + _random(rng, graph.atom_ptr[atom + 1] - first)]
-
-
-@nb.njit(cache=True)
-def _any_atom_of(graph, rng, tile):
-    first = graph.tile_ptr[tile]
-    return graph.tile_atom[first + _random(rng, graph.tile_ptr[tile + 1] - first)]
-
-
-@nb.njit(cache=True)
-def _target(graph, state, rng, tile, g):
-    """A device that already uses one of the tile's nets; now and then any device."""
-    atom = _any_atom_of(graph, rng, tile)
-    dice = _random(rng, 100)
-    if dice < 30:
-        return state.owner[graph.atom_block[atom]]
-    if dice < 97:
-        return state.unit[_any_unit_of(graph, state, rng, atom, g), g]
-    return np.int32(_random(rng, len(graph.node)))
-
-
-@nb.njit(cache=True)
-def _collect(graph, state, atom, g, device, since, until, moved, count):
-    """Append the tiles of a net on a device, from tile ``since`` to ``until``, to the moved ones."""
-    for p in range(graph.atom_ptr[atom], graph.atom_ptr[atom + 1]):
-        tile = graph.atom_tile[p]
-        if since <= tile <= until and state.unit[tile, g] == device:
-            moved[count, 0], moved[count, 1], moved[count, 2] = tile, g, device
+@nb.njit(cache=True, forceinline=True)
+def _collect(begin, end, member, g, groups, device, since, until, unit, moved, count):
+    """Append the units of group g on a device, tiles ``since`` to ``until`` of a list, to the moved ones."""
+    for p in range(begin, end):
+        tile = member[p]
+        if unit[tile, g] == device and since <= tile <= until:
+            moved[count] = tile * groups + g
             count += 1
     return count
 
 
 @nb.njit(cache=True)
-def _propose_units(graph, state, rng, moved):
-    """Some tiles of one net go from a device to another; returns (delta, tiles moved)."""
-    groups = state.unit.shape[1]
-    tile, g = _random(rng, len(graph.tile_work)), _random(rng, groups)
-    source, target = state.unit[tile, g], _target(graph, state, rng, tile, g)
-    if source == target:
-        return 0.0, 0
-    kind = _random(rng, 8)
-    if kind < 4:
-        moved[0, 0], moved[0, 1], moved[0, 2] = tile, g, source
-        return move_unit(graph, state, tile, g, target), 1
-    since = tile if kind == 6 else 0
-    until = tile if kind == 7 else len(graph.tile_work)
-    count = _collect(graph, state, _any_atom_of(graph, rng, tile), g, source, since, until, moved, 0)
-    delta = 0.0
-    for i in range(count):
-        delta += move_unit(graph, state, moved[i, 0], g, target)
-    return delta, count
+def _anneal(graph, state, effort, seed, temperature, mix, patience, quantiles):
+    tile_ptr, tile_atom, atom_ptr, atom_tile = graph.tile_ptr, graph.tile_atom, graph.atom_ptr, graph.atom_tile
+    atom_block, block_ptr, block_atom = graph.atom_block, graph.block_ptr, graph.block_atom
+    row_ptr, row_tile, tile_work, block_size = graph.row_ptr, graph.row_tile, graph.tile_work, graph.block_size
+    device_cost, node_cost, node, node_limit = graph.device_cost, graph.node_cost, graph.node, graph.node_limit
+    limit, penalty = graph.compute_limit, graph.compute_penalty
+    token_limit, token_penalty = graph.token_limit, graph.token_penalty
+    unit, owner, on_device, on_node = state.unit, state.owner, state.on_device, state.on_node
+    work, node_work, tokens = state.work, state.node_work, state.tokens
 
-
-@nb.njit(cache=True)
-def _propose_swap(graph, state, rng, moved):
-    """The tiles of a net on one device against those of another net on another device."""
-    groups = state.unit.shape[1]
-    tile, g = _random(rng, len(graph.tile_work)), _random(rng, groups)
-    other = _any_unit_of(graph, state, rng, _any_atom_of(graph, rng, tile), g)
-    source, target = state.unit[tile, g], state.unit[other, g]
-    if source == target:
-        return 0.0, 0
-    last = len(graph.tile_work)
-    first = _collect(graph, state, _any_atom_of(graph, rng, tile), g, source, 0, last, moved, 0)
-    count = _collect(graph, state, _any_atom_of(graph, rng, other), g, target, 0, last, moved, first)
-    delta = 0.0
-    for i in range(count):
-        delta += move_unit(graph, state, moved[i, 0], g, target if i < first else source)
-    return delta, count
-
-
-@nb.njit(cache=True)
-def _carry(graph, state, block, source, target, moved, count):
-    """Move the tiles of a block's queries that are on ``source``."""
-    delta = 0.0
-    for p in range(graph.row_ptr[block], graph.row_ptr[block + 1]):
-        tile = graph.row_tile[p]
-        for g in range(state.unit.shape[1]):
-            if state.unit[tile, g] == source:
-                moved[count, 0], moved[count, 1], moved[count, 2] = tile, g, source
-                count += 1
-                delta += move_unit(graph, state, tile, g, target)
-    return delta, count
-
-
-@nb.njit(cache=True)
-def _propose_block(graph, state, rng, moved, moved_block):
-    """A block changes its owner, against another block where the target has no room; returns (delta, tiles, blocks)."""
-    block = _random(rng, len(state.owner))
-    source, target = state.owner[block], np.int32(_random(rng, len(graph.node)))
-    first, last = graph.block_ptr[block], graph.block_ptr[block + 1]
-    if last > first and _random(rng, 10) < 8:
-        atom = graph.block_atom[first + _random(rng, last - first)]
-        target = state.unit[_any_unit_of(graph, state, rng, atom, 0), _random(rng, state.unit.shape[1])]
-    if source == target:
-        return 0.0, 0, 0
-    blocks = 1
-    moved_block[0, 0], moved_block[0, 1] = block, source
-    if state.tokens[target] + graph.block_size[block] > graph.token_limit:
-        for _ in range(4 * len(graph.node)):
-            other = _random(rng, len(state.owner))
-            if state.owner[other] == target:
-                moved_block[1, 0], moved_block[1, 1] = other, target
-                blocks = 2
-                break
-        if blocks == 1:
-            return 0.0, 0, 0
-    delta = move_block(graph, state, block, target)
-    if blocks == 2:
-        delta += move_block(graph, state, moved_block[1, 0], source)
-    count = 0
-    if _random(rng, 2) == 0:
-        change, count = _carry(graph, state, block, source, target, moved, 0)
-        delta += change
-        if blocks == 2:  # tiles that just came along are the first block's, and stay
-            change, count = _carry(graph, state, moved_block[1, 0], target, source, moved, count)
-            delta += change
-    return delta, count, blocks
-
-
-@nb.njit(cache=True)
-def _anneal(graph, state, effort, seed, temperature, quantiles):
     rng = np.array([seed * np.uint64(0x9E3779B97F4A7C15)], np.uint64)
-    groups = state.unit.shape[1]
-    moved = np.empty((2 * len(graph.tile_work) * groups + 2, 3), np.int32)
-    moved_block = np.empty((2, 2), np.int32)
-    now = temperature
-    spent, next_cooling = 0, 0
+    tiles, groups = unit.shape
+    blocks, devices = len(owner), len(node)
+    moved, came_from = np.empty(2 * tiles * groups + 2, np.int64), np.empty(2 * tiles * groups + 2, np.int32)
+    now, spent, next_cooling = temperature, 0, 0
     while spent < effort:
         if spent >= next_cooling:
             left = (effort - spent) / effort
-            now = temperature * left * left
-            next_cooling += effort // 256 + 1
-        dice = _random(rng, 1000)
-        blocks = 0
-        if dice < UNIT_MOVES:
-            delta, count = _propose_units(graph, state, rng, moved)
-        elif dice < UNIT_MOVES + SWAP_MOVES:
-            delta, count = _propose_swap(graph, state, rng, moved)
+            now = temperature * (left * left * left + SMALLEST_TEMPERATURE)
+            next_cooling += effort // 128 + 1
+            pressure = min(1.0, spent / (patience * effort)) if patience > 0.0 else 1.0
+            pressure = 0.004 + pressure * pressure * pressure
+            penalty, token_penalty = graph.compute_penalty * pressure, graph.token_penalty * pressure
+        dice = random_below(rng, 1000)
+        delta, count, first, block, other = 0.0, 0, 0, -1, -1
+        source, target = 0, 0
+        if dice < mix[1]:
+            tile, g = random_below(rng, tiles), random_below(rng, groups)
+            source = unit[tile, g]
+            atom = _member(rng, tile_ptr, tile_atom, tile)
+            towards = atom if random_below(rng, 2) == 0 else _member(rng, tile_ptr, tile_atom, tile)
+            partner = _member(rng, atom_ptr, atom_tile, towards)
+            target = unit[partner, g]
+            if dice < mix[0]:
+                kind = random_below(rng, 128)
+                if kind < 40:
+                    target = owner[atom_block[towards]]
+                elif kind >= 124:
+                    target = random_below(rng, devices)
+            if source == target:
+                spent += 1
+                continue
+            begin, end = atom_ptr[atom], atom_ptr[atom + 1]
+            if dice >= mix[0]:
+                first = _collect(begin, end, atom_tile, g, groups, source, 0, tiles, unit, moved, 0)
+                back = _member(rng, tile_ptr, tile_atom, partner)
+                begin, end = atom_ptr[back], atom_ptr[back + 1]
+                count = _collect(begin, end, atom_tile, g, groups, target, 0, tiles, unit, moved, first)
+            else:
+                kind = random_below(rng, 8)
+                if kind < 4:
+                    moved[0] = tile * groups + g
+                    count = 1
+                else:
+                    since, until = tile if kind == 6 else 0, tile if kind == 7 else tiles
+                    count = _collect(begin, end, atom_tile, g, groups, source, since, until, unit, moved, 0)
+                first = count
         else:
-            delta, count, blocks = _propose_block(graph, state, rng, moved, moved_block)
-        spent += 1 + count
-        if delta <= 0.0 or (now > 0.0 and delta <= now * quantiles[_random(rng, len(quantiles))]):
+            block = random_below(rng, blocks)
+            source, target = owner[block], np.int32(random_below(rng, devices))
+            if block_ptr[block + 1] > block_ptr[block] and random_below(rng, 10) < 8:
+                atom = _member(rng, block_ptr, block_atom, block)
+                target = unit[_member(rng, atom_ptr, atom_tile, atom), random_below(rng, groups)]
+            if source == target:
+                spent += 1
+                continue
+            if tokens[target] + block_size[block] > token_limit[target]:
+                for _ in range(4 * devices):
+                    z = random_below(rng, blocks)
+                    if owner[z] == target:
+                        other = z
+                        break
+                if other < 0:
+                    spent += 1
+                    continue
+            delta += move_block(
+                block, target, groups, block_ptr, block_atom, block_size, device_cost, node_cost, node, token_limit,
+                token_penalty, owner, on_device, on_node, tokens,
+            )  # fmt: skip
+            if other >= 0:
+                delta += move_block(
+                    other, source, groups, block_ptr, block_atom, block_size, device_cost, node_cost, node, token_limit,
+                    token_penalty, owner, on_device, on_node, tokens,
+                )  # fmt: skip
+            if random_below(rng, 1000) < mix[2]:
+                begin, end = row_ptr[block], row_ptr[block + 1]
+                for g in range(groups):
+                    count = _collect(begin, end, row_tile, g, groups, source, 0, tiles, unit, moved, count)
+                first = count
+                if other >= 0:
+                    begin, end = row_ptr[other], row_ptr[other + 1]
+                    for g in range(groups):
+                        count = _collect(begin, end, row_tile, g, groups, target, 0, tiles, unit, moved, count)
+        for i in range(count):
+            tile, g = moved[i] // groups, moved[i] % groups
+            came_from[i] = unit[tile, g]
+            delta += move_unit(
+                tile, g, target if i < first else source, tile_ptr, tile_atom, tile_work, device_cost, node_cost, node,
+                limit, node_limit, penalty, unit, on_device, on_node, work, node_work,
+            )  # fmt: skip
+        spent += 1 + count // 4
+        if delta <= 0.0 or (now > 0.0 and delta <= now * quantiles[random_below(rng, len(quantiles))]):
             continue
         for i in range(count - 1, -1, -1):
-            move_unit(graph, state, moved[i, 0], moved[i, 1], moved[i, 2])
-        for i in range(blocks - 1, -1, -1):
-            move_block(graph, state, moved_block[i, 0], moved_block[i, 1])
-
+            move_unit(
+                moved[i] // groups, moved[i] % groups, came_from[i], tile_ptr, tile_atom, tile_work, device_cost,
+                node_cost, node, limit, node_limit, penalty, unit, on_device, on_node, work, node_work,
+            )  # fmt: skip
+        if block >= 0:
+            move_block(
+                block, source, groups, block_ptr, block_atom, block_size, device_cost, node_cost, node, token_limit,
+                token_penalty, owner, on_device, on_node, tokens,
+            )  # fmt: skip
+            if other >= 0:
+                move_block(
+                    other, target, groups, block_ptr, block_atom, block_size, device_cost, node_cost, node, token_limit,
+                    token_penalty, owner, on_device, on_node, tokens,
+                )  # fmt: skip

@@ -36,8 +36,10 @@ class Graph(NamedTuple):
     """float64[atoms]: cost of one more node, on top."""
     node: np.ndarray
     """int32[devices]"""
-    compute_limit: int
-    token_limit: int
+    compute_limit: np.ndarray
+    """int64[devices]"""
+    token_limit: np.ndarray
+    """int64[devices]"""
     node_limit: np.ndarray
     """int64[nodes]"""
     compute_penalty: float
@@ -90,11 +92,23 @@ def make_graph(problem: Problem, penalty: float = 4.0) -> Graph:
         device_cost=weight * topology.intra_cost,
         node_cost=weight * (topology.inter_cost - topology.intra_cost),
         node=topology.node,
-        compute_limit=_tighter(limits.compute, TIGHTER_COMPUTE, limits.possible),
-        token_limit=_tighter(limits.tokens, TIGHTER_TOKENS, limits.possible),
+        compute_limit=np.full(problem.world_size, _tighter(limits.compute, TIGHTER_COMPUTE, limits.possible)),
+        token_limit=np.full(problem.world_size, _tighter(limits.tokens, TIGHTER_TOKENS, limits.possible)),
         node_limit=limits.node_compute,
         compute_penalty=penalty * typical * 5 / mean_work,
         token_penalty=penalty * typical * 5 / mean_tokens,
+    )
+
+
+def node_graph(graph: Graph) -> Graph:
+    """The same problem with nodes for devices: what happens inside a node is free."""
+    devices = np.bincount(graph.node)
+    return graph._replace(
+        device_cost=graph.device_cost + graph.node_cost,
+        node_cost=np.zeros_like(graph.node_cost),
+        node=np.arange(len(devices), dtype=np.int32),
+        compute_limit=np.minimum(graph.compute_limit[0] * devices, graph.node_limit),
+        token_limit=graph.token_limit[0] * devices,
     )
 
 
@@ -162,83 +176,8 @@ def penalty_of(graph, state):
     """What the placement's excess over the limits costs."""
     total = 0.0
     for device in range(len(state.work)):
-        total += graph.compute_penalty * max(0, state.work[device] - graph.compute_limit)
-        total += graph.token_penalty * max(0, state.tokens[device] - graph.token_limit)
+        total += graph.compute_penalty * max(0, state.work[device] - graph.compute_limit[device])
+        total += graph.token_penalty * max(0, state.tokens[device] - graph.token_limit[device])
     for node in range(len(state.node_work)):
         total += graph.compute_penalty * max(0, state.node_work[node] - graph.node_limit[node])
     return total
-
-
-@nb.njit(cache=True, inline="always")
-def _shift_net(graph, state, net, atom, source, target):
-    """One user of a net goes from one device to another; returns the change of cost."""
-    delta = 0.0
-    users = state.on_device[net]
-    users[source] -= 1
-    if users[source] == 0:
-        delta -= graph.device_cost[atom]
-    if users[target] == 0:
-        delta += graph.device_cost[atom]
-    users[target] += 1
-    x, y = graph.node[source], graph.node[target]
-    if x != y:
-        users = state.on_node[net]
-        users[x] -= 1
-        if users[x] == 0:
-            delta -= graph.node_cost[atom]
-        if users[y] == 0:
-            delta += graph.node_cost[atom]
-        users[y] += 1
-    return delta
-
-
-@nb.njit(cache=True, inline="always")
-def excess_change(load, source, target, amount, source_limit, target_limit):
-    """Change of the total excess when ``amount`` goes from one device (or node) to another."""
-    before = max(0, load[source] - source_limit) + max(0, load[target] - target_limit)
-    return max(0, load[source] - amount - source_limit) + max(0, load[target] + amount - target_limit) - before
-
-
-@nb.njit(cache=True)
-def move_unit(graph, state, tile, g, target):
-    """Compute a unit on another device; returns the change of cost, penalties included."""
-    groups = state.unit.shape[1]
-    source = state.unit[tile, g]
-    if source == target:
-        return 0.0
-    delta = 0.0
-    for p in range(graph.tile_ptr[tile], graph.tile_ptr[tile + 1]):
-        atom = graph.tile_atom[p]
-        delta += _shift_net(graph, state, atom * groups + g, atom, source, target)
-    amount, limit = graph.tile_work[tile], graph.compute_limit
-    delta += graph.compute_penalty * excess_change(state.work, source, target, amount, limit, limit)
-    state.work[source] -= amount
-    state.work[target] += amount
-    x, y = graph.node[source], graph.node[target]
-    if x != y:
-        excess = excess_change(state.node_work, x, y, amount, graph.node_limit[x], graph.node_limit[y])
-        delta += graph.compute_penalty * excess
-        state.node_work[x] -= amount
-        state.node_work[y] += amount
-    state.unit[tile, g] = target
-    return delta
-
-
-@nb.njit(cache=True)
-def move_block(graph, state, block, target):
-    """Give a block another owner; returns the change of cost, penalties included."""
-    groups = state.unit.shape[1]
-    source = state.owner[block]
-    if source == target:
-        return 0.0
-    delta = 0.0
-    for p in range(graph.block_ptr[block], graph.block_ptr[block + 1]):
-        atom = graph.block_atom[p]
-        for net in range(atom * groups, (atom + 1) * groups):
-            delta += _shift_net(graph, state, net, atom, source, target)
-    amount, limit = graph.block_size[block], graph.token_limit
-    delta += graph.token_penalty * excess_change(state.tokens, source, target, amount, limit, limit)
-    state.tokens[source] -= amount
-    state.tokens[target] += amount
-    state.owner[block] = target
-    return delta
