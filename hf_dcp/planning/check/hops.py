@@ -44,9 +44,7 @@ def require_hops(flow: Flow, owner: np.ndarray, node: np.ndarray) -> None:
             _require(flow, rank, side, journey.source[remote] == expected, "doesn't come the way of the byte rules")
             if side == 1 and not flow.kv_partials:
                 expected = np.full(len(token), -1)
-            _require(
-                flow, rank, side, journey.target[remote] == expected, "has a partial result that doesn't go back so"
-            )
+            _require(flow, rank, side, journey.target[remote] == expected, "has its result go back another way")
 
 
 def _gateways(flow: Flow, side: int, owner: np.ndarray, node: np.ndarray) -> np.ndarray:
