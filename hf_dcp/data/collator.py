@@ -10,7 +10,9 @@ import torch
 
 from hf_dcp.data.rows import IGNORE, GroupBatch, MaskLike, Row, RowReader
 from hf_dcp.lookahead.batch_plan import BatchPlan
+from hf_dcp.lookahead.report import PlanReport
 from hf_dcp.lookahead.session import Session
+from hf_dcp.planning.planner import plan_batch
 
 
 class DcpCollator:
@@ -47,6 +49,19 @@ class DcpCollator:
         if self.count_items:
             local["num_items_in_batch"] = torch.tensor(batch.num_items)
         return local
+
+    def preview(self, dataset: Any) -> PlanReport | None:
+        """The report of a plan for the data set's first item, or None if it has no first item.
+
+        The plan is made here. That compiles the planner before worker processes are forked from this one.
+        """
+        settings = self.session.source().settings
+        try:
+            first = dataset[0]
+        except (TypeError, KeyError, IndexError, NotImplementedError):
+            return None
+        batch = self.reader.read(rows_of([first]))
+        return PlanReport.of(plan_batch(batch.spec, settings.topology, settings.shape, settings.config))
 
     def cut(self, batch: GroupBatch, plan: BatchPlan) -> dict[str, Any]:
         """The tokens of the plan's rank."""

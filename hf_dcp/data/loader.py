@@ -83,6 +83,8 @@ class DcpDataLoader:
         self.device = device
         self._order = _ShareOfGroup(len(dataset), self.group.dp_rank, self.group.dp_size)
         collator = DcpCollator(self.session, mask, count_items=True)
+        if options.get("num_workers"):
+            collator.preview(dataset)
         self._loader = DataLoader(dataset, batch_size=1, sampler=self._order, collate_fn=collator, **options)
         self._done = 0
 

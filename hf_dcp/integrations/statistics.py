@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass, fields
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from hf_dcp.data.collator import DcpCollator, rows_of
 from hf_dcp.lookahead.batch_plan import BatchPlan
-from hf_dcp.lookahead.planning import plan_batch
 from hf_dcp.lookahead.report import PlanReport
 from hf_dcp.lookahead.session import Session
 
@@ -84,17 +81,6 @@ def total_over_ranks(values: torch.Tensor, device: torch.device) -> torch.Tensor
         values = values.to(device)
         dist.all_reduce(values)
     return values.cpu()
-
-
-def first_plan(collator: DcpCollator, dataset: Any) -> PlanReport | None:
-    """The report of the plan of the data set's first batch, or None for data sets without a first item."""
-    settings = collator.session.source().settings
-    try:
-        first = dataset[0]
-    except (TypeError, KeyError, IndexError, NotImplementedError):
-        return None
-    batch = collator.reader.read(rows_of([first]))
-    return PlanReport.of(plan_batch(batch.spec, settings.topology, settings.shape, settings.config))
 
 
 def start_line(session: Session, report: PlanReport | None) -> str:

@@ -11,7 +11,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from hf_dcp.data.collator import DcpCollator
 from hf_dcp.integrations.models import base_model
-from hf_dcp.integrations.statistics import StepStatistics, first_plan, start_line, total_over_ranks
+from hf_dcp.integrations.statistics import StepStatistics, start_line, total_over_ranks
 from hf_dcp.integrations.trainer_checks import calling_trainer, check_trainer, plugin_of
 from hf_dcp.integrations.trainer_fixes import fix_total_batch_size, gather_of_evaluation
 from hf_dcp.lookahead.batch_plan import BatchPlan
@@ -89,10 +89,9 @@ class DcpStatsCallback(TrainerCallback):
         if not self._ready and trainer is not None:  # added by add_callback, after the Trainer was built
             self._prepare(trainer, model)
         assert self._session is not None and trainer is not None and isinstance(trainer.data_collator, DcpCollator)
-        # Also compiles the planner before workers are forked from this process.
-        plan = first_plan(trainer.data_collator, trainer.train_dataset)
+        report = trainer.data_collator.preview(trainer.train_dataset)
         if state.is_world_process_zero:
-            logger.warning(start_line(self._session, plan))
+            logger.warning(start_line(self._session, report))
         self._tokens_at_start = state.num_input_tokens_seen
         self._tokens_seen = 0
 

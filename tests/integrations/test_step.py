@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 import hf_dcp
 from hf_dcp.data.collator import DcpCollator
+from tests.integrations.controls import controls_on_ranks
 from tests.integrations.small import (
     IGNORE,
     gradients,
@@ -140,98 +141,6 @@ def _check_steps(results: list[dict[str, Any]], dcp_size: int) -> None:
     # The case is what it says: in every batch some rank has nothing.
     empty = list(zip(*(cases["empty ranks"]["rows"] for cases in results[:dcp_size])))
     assert all(0 in counts for counts in empty) and all(sum(counts) > 0 for counts in empty)
-
-
-# Negative controls: each breaks one rule, and must be wrong.
-
-
-class _ShiftAfterCut(DcpCollator):
-    """Labels are cut first; the model shifts what the rank has."""
-
-    def cut(self, batch: Any, plan: Any) -> dict[str, Any]:
-        local = super().cut(batch, plan)
-        whole = torch.full_like(torch.from_numpy(batch.shift_labels), IGNORE)
-        whole[1:] = torch.from_numpy(batch.shift_labels)[:-1]
-        tokens = plan.rank_plan.local_tokens()
-        del local["shift_labels"]
-        return local | {"labels": whole[tokens][None] if len(tokens) else local["labels"]}
-
-
-class _LocalPositions(DcpCollator):
-    """Positions are those in the rank's part."""
-
-    def cut(self, batch: Any, plan: Any) -> dict[str, Any]:
-        local = super().cut(batch, plan)
-        return local | {"position_ids": torch.arange(local["input_ids"].shape[1])[None]}
-
-
-def controls_on_ranks() -> dict[str, float]:
-    """Relative gradient errors of right and of wrong ways, of one batch."""
-    plugin = _plugin()
-    plugin.setup()
-    world, batch = dist.get_world_size(), rows([37, 12, 50, 5])
-    reference = small_llama("sdpa")
-    total, items = reference_loss(reference, batch)
-    (total / items).backward()
-    want = gradients(reference)
-
-    def error(collator: DcpCollator, model: torch.nn.Module, scale: float, items: int | None = items) -> float:
-        local = collator(batch)
-        extra = {} if items is None else {"num_items_in_batch": torch.tensor(items)}
-        ddp = DistributedDataParallel(model)  # to be kept until backward: it reduces the gradients
-        loss = ddp(**local, **extra, use_cache=False).loss
-        (loss * scale).backward()
-        return relative_error(gradients(model), want)
-
-    def attached() -> torch.nn.Module:
-        model = small_llama()
-        plugin.attach(model)
-        return model
-
-    right = DcpCollator(plugin.session)
-    wrong = items // world
-    return {
-        "right": error(right, attached(), world),
-        "shift after cut": error(_ShiftAfterCut(plugin.session), attached(), world),
-        "local positions": error(_LocalPositions(plugin.session), attached(), world),
-        "local mean": error(right, attached(), 1, None),
-        "not times world": error(right, attached(), 1),
-        "divided by the context parallel size": error(right, attached(), world, wrong),
-        "two forwards": two_forwards(plugin, "own plans"),
-        "a global current plan": two_forwards(plugin, "global plan"),
-    }
-
-
-def two_forwards(plugin: hf_dcp.DcpParallelismConfig, way: str) -> float:
-    """Two forwards with checkpointing before one backward; with one plan for whatever runs, recompute uses the last."""
-    first, second = rows([40, 24], seed=2), rows([9, 31, 24], seed=3)  # equally many tokens, different plans
-    reference = small_llama("sdpa")
-    (sum(reference_loss(reference, batch)[0] for batch in (first, second)) / 100).backward()
-    model = small_llama()
-    plugin.attach(model)
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    batches = [DcpCollator(plugin.session)(batch) for batch in (first, second)]
-    if way == "global plan":
-        current: dict[str, Any] = {}
-        for module in model.modules():
-            if hasattr(module, "layer_idx") and "Attention" in type(module).__name__:
-                module.forward = _with_current(module.forward, current)
-    losses = []
-    for batch in batches:
-        if way == "global plan":
-            current["plan"] = batch["dcp_plan"]
-        losses.append(model(**batch, num_items_in_batch=torch.tensor(100), use_cache=False).loss)
-    sum(losses).backward()
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
-    return relative_error(gradients(model), gradients(reference))
-
-
-def _with_current(forward: Any, current: dict[str, Any]) -> Any:
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return forward(*args, **(kwargs | {"dcp_plan": current["plan"]}))
-
-    return wrapped
 
 
 MASKS = ("full", "window:7", "lambda:3,5", "blockwise:4,2,1,1", "shared_question", "documents")

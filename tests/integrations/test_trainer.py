@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch import Tensor
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 import hf_dcp
 from tests.integrations.small import IGNORE, random_lengths, rows, small_llama
@@ -164,10 +164,11 @@ def one_process() -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_training_equals_one_process(world: int, one_process: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        results = run_ranks(everything, world, world, folder, timeout=240)
+        results = run_ranks(everything, world, world, folder, timeout=500)
     for answer in results:
         _compare(answer, one_process)
         for name in ("batched", "rows", "even rows", "one label"):
@@ -183,29 +184,46 @@ def _compare(answer: dict[str, Any], reference: dict[str, Any]) -> None:
         ("checkpointing", 1e-7),
         ("workers", 1e-7),
     ):
-        got, want = answer[name], reference[name]
-        assert _distance(got, want) <= tolerance, f"{name}: {_distance(got, want)}"
-        assert got["loss"] == pytest.approx(want["loss"], abs=1e-5), name
-        assert got["norm"] == pytest.approx(want["norm"], rel=1e-5), name
-        for count in ("tokens", "epoch", "steps", "total_batch", "dcp_tokens"):
-            assert got[count] == want[count], (name, count)
+        _compare_runs(name, tolerance, answer[name], reference[name])
     # Stopped and resumed: not even a last bit differs.
     assert answer["resumed"]["parameters"] == answer["adamw"]["parameters"]
     assert answer["resumed"]["tokens"] == answer["adamw"]["tokens"]
+
+
+def _compare_runs(name: str, tolerance: float, got: dict[str, Any], want: dict[str, Any]) -> None:
+    assert _distance(got, want) <= tolerance, f"{name}: {_distance(got, want)}"
+    assert got["loss"] == pytest.approx(want["loss"], abs=1e-5), name
+    assert got["norm"] == pytest.approx(want["norm"], rel=1e-5), name
+    for count in ("tokens", "epoch", "steps", "total_batch", "dcp_tokens"):
+        assert got[count] == want[count], (name, count)
 
 
 def _distance(got: dict[str, Any], want: dict[str, Any]) -> float:
     return float((torch.tensor(got["parameters"]) - torch.tensor(want["parameters"])).abs().max())
 
 
-def data_parallel(dcp_size: int) -> dict[str, Any]:
-    return {"sgd": train(dcp_size, gradient_accumulation_steps=1), "evaluation": evaluate(dcp_size)}
+def on_four_ranks() -> dict[str, Any]:
+    return {
+        "sgd": train(2, gradient_accumulation_steps=1),
+        "evaluation": evaluate(2),
+        "one group": {"sgd": train(4), "adamw": train(4, optim="adamw_torch", optim_args=None)},
+    }
 
 
-def test_two_groups_of_two_equal_one_process(one_process: dict[str, Any]) -> None:
+@pytest.fixture(scope="module")
+def four_ranks() -> list[dict[str, Any]]:
+    return run_ranks(on_four_ranks, 4, timeout=280)
+
+
+def test_one_group_of_four_equals_one_process(four_ranks: list[dict[str, Any]], one_process: dict[str, Any]) -> None:
+    for answer in four_ranks:
+        for name, tolerance in (("sgd", 1e-7), ("adamw", 1e-5)):
+            _compare_runs(name, tolerance, answer["one group"][name], one_process[name])
+
+
+def test_two_groups_of_two_equal_one_process(four_ranks: list[dict[str, Any]], one_process: dict[str, Any]) -> None:
     """Two groups with a batch each, at one batch per step, are one process with two batches per step."""
-    results = run_ranks(data_parallel, 4, 2, timeout=240)
-    for answer in results:
+    for answer in four_ranks:
         got, want = answer["sgd"], one_process["sgd"]
         assert _distance(got, want) <= 1e-7
         assert got["loss"] == pytest.approx(want["loss"], abs=1e-5)
@@ -245,46 +263,3 @@ def pad(features: list[list[dict[str, Any]]]) -> dict[str, Tensor]:
         "labels": torch.tensor([padded(row["labels"], IGNORE) for row in batch]),
         "attention_mask": torch.tensor([padded([1] * len(row["input_ids"]), 0) for row in batch]),
     }
-
-
-class _Recorder(TrainerCallback):
-    """What a logger such as TensorBoard's sees; it comes before the statistics in the list of callbacks."""
-
-    def __init__(self) -> None:
-        self.logs: list[dict[str, Any]] = []
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        self.logs.append(dict(logs))
-
-
-def test_statistics_reach_loggers_and_the_start_is_announced(caplog: pytest.LogCaptureFixture) -> None:
-    fresh()
-    recorder, statistics = _Recorder(), hf_dcp.DcpStatsCallback()
-    with caplog.at_level("WARNING", logger="hf_dcp"):
-        build(1, callbacks=[recorder, statistics], max_steps=4, logging_steps=2).train()
-    steps = [logs for logs in recorder.logs if "loss" in logs]
-    assert len(steps) == 2 and all(logs["dcp/tokens"] > 0 and logs["dcp/token_imbalance"] == 1 for logs in steps)
-    assert statistics.summary()["tokens"] == sum(logs["dcp/tokens"] for logs in steps)
-    (line,) = [record.getMessage() for record in caplog.records if "group(s)" in record.getMessage()]
-    assert line.startswith("hf_dcp: 1 group(s) of 1 rank(s) on 1 node(s); first batch: ")
-
-
-def test_resume_with_prefetch_in_a_later_epoch(tmp_path: Path) -> None:
-    """Stopped in the second epoch, while workers had batches ready: not one is skipped or repeated."""
-    options = {"save_strategy": "steps", "save_steps": 5, "dataloader_num_workers": 1, "output_dir": str(tmp_path)}
-    straight = train(1, max_steps=7)
-    fresh()
-    build(1, **(options | {"max_steps": 5})).train()
-    fresh()
-    trainer = build(1, **(options | {"max_steps": 7}))
-    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
-    assert summary(trainer)["parameters"] == straight["parameters"]
-    assert summary(trainer)["loss"] == straight["loss"]
-
-
-def test_callback_added_to_a_built_trainer() -> None:
-    fresh()
-    trainer = build(1, callbacks=[], max_steps=1)
-    trainer.add_callback(hf_dcp.DcpStatsCallback())
-    trainer.train()
-    assert "dcp/tokens" in trainer.state.log_history[0]
