@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from hf_dcp.data.rows import IGNORE, GroupBatch, MaskLike, Row, RowReader
 from hf_dcp.lookahead.batch_plan import BatchPlan
@@ -53,8 +56,13 @@ class DcpCollator:
     def preview(self, dataset: Any) -> PlanReport | None:
         """The report of a plan for the data set's first item, or None if it has no first item.
 
-        The plan is made here. That compiles the planner before worker processes are forked from this one.
+        The plan is made here. That compiles the planner before worker processes are forked from this one; the first
+        process of each machine goes first, and the others find the compiled code. Collective over all processes.
         """
+        with local_main_first():
+            return self._preview(dataset)
+
+    def _preview(self, dataset: Any) -> PlanReport | None:
         settings = self.session.source().settings
         try:
             first = dataset[0]
@@ -74,6 +82,20 @@ class DcpCollator:
             "shift_labels": shift_labels,
             "dcp_plan": plan,
         }
+
+
+@contextlib.contextmanager
+def local_main_first() -> Iterator[None]:
+    """Run the body in the first process of each machine, and then in the others. Collective over all processes."""
+    several = dist.is_initialized() and dist.get_world_size() > 1
+    first = os.environ.get("LOCAL_RANK", "0") == "0"
+    if several and not first:
+        dist.barrier()
+    try:
+        yield
+    finally:
+        if several and first:
+            dist.barrier()
 
 
 def rows_of(features: Sequence[Row] | Sequence[list[Row]]) -> list[Row]:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
-import numpy as np
-
 from hf_dcp.planning.batch import ModelShape, RowBytes
-from hf_dcp.planning.plan import Message, PassPlan, Plan, RankPlan
+from hf_dcp.planning.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -60,51 +57,22 @@ class PlanReport:
     @classmethod
     def of(cls, plan: Plan) -> PlanReport:
         """The report of a whole plan."""
-        local = np.array([rank_plan.num_local for rank_plan in plan.rank_plans], np.int64)
-        sent = {
-            (which, link): sum(
-                sent_bytes(rank_plan, which, plan.config.backward_kv)[link] for rank_plan in plan.rank_plans
-            )
-            for which in ("forward", "backward")
-            for link in ("inter", "intra")
-        }
+        local = [rank_plan.num_local for rank_plan in plan.rank_plans]
+        forward = plan.score.passes["forward"]
+        backward = plan.score.passes["backward_keep" if plan.config.backward_kv == "keep" else "backward"]
         return cls(
             tokens=plan.batch.num_tokens,
-            max_rank_tokens=int(local.max()),
-            empty_ranks=int((local == 0).sum()),
-            forward_inter_bytes=sent["forward", "inter"],
-            forward_intra_bytes=sent["forward", "intra"],
-            backward_inter_bytes=sent["backward", "inter"],
-            backward_intra_bytes=sent["backward", "intra"],
+            max_rank_tokens=max(local),
+            empty_ranks=local.count(0),
+            forward_inter_bytes=forward.inter_node,
+            forward_intra_bytes=forward.intra_node,
+            backward_inter_bytes=backward.inter_node,
+            backward_intra_bytes=backward.intra_node,
             ring_bytes=ring_bytes(plan.shape, plan.batch.num_tokens, len(local), plan.config.reduce_dtype),
-            compute_imbalance=_imbalance(_areas(plan)),
-            token_imbalance=_imbalance(local),
+            compute_imbalance=plan.score.compute_imbalance,
+            token_imbalance=plan.score.token_imbalance,
             plan_s=float(sum(plan.cpu_s.values())),
         )
-
-
-def sent_bytes(plan: RankPlan, which: str, backward_kv: str = "refetch") -> dict[str, int]:
-    """Bytes that a rank sends in one ``"forward"`` or ``"backward"`` of all layers: {"inter": ..., "intra": ...}."""
-    rows = RowBytes.of(plan.shape, plan.head_groups, plan.reduce_dtype)
-    name = "backward_keep" if which == "backward" and backward_kv == "keep" else which
-    kinds = np.array([rows.inputs(name), rows.partials(name)], np.int64)
-    node = np.array(plan.node_of_rank)
-    total = {"inter": 0, "intra": 0}
-    for part, (_, layers) in zip(plan.windows, plan.shape.windows):
-        passes: PassPlan = getattr(part, which)
-        out = passes.messages[passes.messages[:, Message.INCOMING] == 0].astype(np.int64)
-        count = np.stack(
-            [
-                _rows(passes.q_runs, out[:, Message.Q_BEGIN], out[:, Message.Q_END]),
-                _rows(passes.kv_runs, out[:, Message.KV_BEGIN], out[:, Message.KV_END]),
-            ],
-            1,
-        )
-        size = (count * kinds[out[:, Message.PARTIAL]]).sum(1) * layers
-        inter = node[out[:, Message.PEER]] != node[plan.rank]
-        total["inter"] += int(size[inter].sum())
-        total["intra"] += int(size[~inter].sum())
-    return total
 
 
 def ring_bytes(shape: ModelShape, tokens: int, world_size: int, reduce_dtype: str | None) -> int:
@@ -114,23 +82,3 @@ def ring_bytes(shape: ModelShape, tokens: int, world_size: int, reduce_dtype: st
     rows = RowBytes.of(shape, 1, reduce_dtype)
     layers = sum(count for _, count in shape.windows)
     return layers * tokens * (2 * (world_size - 1) * rows.kv + world_size * rows.partial_kv)
-
-
-def _rows(runs: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Rows of the runs [begin, end) of each message."""
-    total = np.concatenate([[0], np.cumsum(runs[:, 1], dtype=np.int64)])
-    return total[end] - total[begin]
-
-
-def _areas(plan: Plan) -> np.ndarray:
-    """Attended elements by device, weighted by layers: int64[world_size]."""
-    total = np.zeros(plan.topology.world_size, np.int64)
-    for tiles, device, (_, layers) in zip(plan.tiles, plan.placement.tile_device, plan.shape.windows):
-        for group in range(device.shape[1]):
-            np.add.at(total, device[:, group], tiles.area * layers)
-    return total
-
-
-def _imbalance(values: np.ndarray | Sequence[int]) -> float:
-    mean = float(np.mean(values))
-    return float(np.max(values)) / mean if mean else 1.0

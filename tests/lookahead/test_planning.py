@@ -16,7 +16,7 @@ import hf_dcp
 from hf_dcp.lookahead import planning
 from hf_dcp.lookahead.payload import PayloadError, PlanningFailed, decode, encode_error, encode_plan
 from hf_dcp.lookahead.planning import PlanSettings, PlanSource, plan_key
-from hf_dcp.lookahead.report import PlanReport, sent_bytes
+from hf_dcp.lookahead.report import PlanReport
 from hf_dcp.lookahead.store import LocalStore, StoreAddress, StoreError, StoreTimeout, TorchStore
 from hf_dcp.planning.batch import BatchSpec, ModelShape, Topology
 from hf_dcp.planning.planner import plan_batch
@@ -217,8 +217,6 @@ def test_report_counts_what_is_sent_and_received() -> None:
     assert report.forward_intra_bytes == total["forward", False]
     assert report.backward_inter_bytes == total["backward", True]
     assert report.backward_intra_bytes == total["backward", False]
-    keep = sum(sent_bytes(p, "backward", "keep")["inter"] for p in plan.rank_plans)
-    assert keep <= report.backward_inter_bytes
     # 103 tokens of 2 KV heads of 8 elements in fp32, 5 layers: two passes of KV, one of dKV.
     row = 2 * 2 * 8 * 4
     assert report.ring_bytes == 5 * 103 * (2 * 2 * row + 3 * row)
