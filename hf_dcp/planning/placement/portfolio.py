@@ -11,15 +11,22 @@ from hf_dcp.planning.batch import BatchSpec, ModelShape, Topology
 from hf_dcp.planning.objective import Score, evaluate
 from hf_dcp.planning.placement.auto import Outline, head_groups
 from hf_dcp.planning.placement.copies import Copies, find_copies
+from hf_dcp.planning.placement.named import solver_placement, static_placement
 from hf_dcp.planning.placement.pieces import block_work, pack_pieces, segment_pieces, sequence_pieces
 from hf_dcp.planning.placement.refine import refine
 from hf_dcp.planning.placement.seeds import Seed, bisected, contiguous, dealt, laid
-from hf_dcp.planning.placement.state import Graph, State, cost_of, make_graph, make_state, node_graph, penalty_of
+from hf_dcp.planning.placement.state import Graph, cost_of, make_graph, make_state, node_graph, penalty_of
 from hf_dcp.planning.placement.zigzag import nested_bands
 from hf_dcp.planning.problem import Placement, Problem, build_problem
+from hf_dcp.planning.static.layout import SCHEMES
 from hf_dcp.planning.tiles import make_blocks, make_tiles
 
-TRIAL_EFFORT, FINAL_EFFORT, NODE_EFFORT = 30_000, 150_000, 60_000
+NODE_EFFORT = 60_000
+RESTARTS = 1
+WALLS=(1.,1.,1.)
+"""How often every kind of seed is made."""
+ROUNDS = ((1, 60_000, 0.4, 0.8), (1, 160_000, 0.2, 0.0))
+"""Rounds of refinement: how many are kept, effort, temperature, patience (see `refine`)."""
 CHEAP = 1.1
 """A placement that costs at most this, in copies of all KV rows inside nodes, needs no search."""
 NODE_ROOM = 0.985
@@ -37,7 +44,12 @@ class Solution:
 
 def solve(batch: BatchSpec, topology: Topology, shape: ModelShape, config: DcpConfig) -> Solution:
     """Choose blocks and place them: a pure function of its arguments."""
-    copies = find_copies(batch, topology) if config.block_size == "auto" else None
+    if config.placement in SCHEMES:
+        problem, placement = static_placement(batch, topology, shape, config)
+        return Solution(problem, placement, evaluate(problem, placement))
+    copies = None
+    if config.block_size == "auto" and config.placement == "auto":
+        copies = find_copies(batch, topology)
     if copies is not None:
         return _expand(batch, topology, shape, config, copies)
     groups = head_groups(shape, config)
@@ -45,6 +57,9 @@ def solve(batch: BatchSpec, topology: Topology, shape: ModelShape, config: DcpCo
         problem = _problem(batch, topology, shape, config, config.block_size, groups)
         return Solution(problem, *place(problem, config))
     outline = Outline(batch)
+    if config.placement != "auto":
+        problem = _problem(batch, topology, shape, config, outline.cut(outline.best_size(topology, groups)), groups)
+        return Solution(problem, *place(problem, config))
     coarse = max(1, batch.num_tokens // topology.world_size)
     problem = _problem(batch, topology, shape, config, outline.cut(coarse), groups)
     found = _scored(problem, "contiguous", *contiguous(problem, make_graph(problem)))
@@ -81,17 +96,27 @@ def _expand(batch: BatchSpec, topology: Topology, shape: ModelShape, config: Dcp
 
 def place(problem: Problem, config: DcpConfig) -> tuple[Placement, Score]:
     """The best placement found for given blocks, and what it costs."""
+    if config.placement != "auto":
+        placement = solver_placement(problem, config)
+        return placement, evaluate(problem, placement)
     graph = make_graph(problem)
     found = _scored(problem, "contiguous", *contiguous(problem, graph))
     if _is_cheap(problem, found[1]):
         return found
-    trials: list[tuple[float, str, State]] = []
-    for name, (owner, unit) in _seeds(problem, graph, config):
-        state = make_state(graph, owner, unit)
-        refine(graph, state, TRIAL_EFFORT, config.seed, 0.2, patience=0.8)
-        trials.append((cost_of(graph, state) + penalty_of(graph, state), name, state))
-    _, name, state = min(trials, key=lambda trial: trial[0])
-    refine(graph, state, FINAL_EFFORT, config.seed + 1, 0.1)
+    trials = [
+        (name, make_state(graph, owner, unit), restart)
+        for restart in range(RESTARTS)
+        for name, (owner, unit) in _seeds(problem, graph, config.seed * RESTARTS + restart, restart)
+    ]
+    for left, (keep, effort, temperature, patience) in zip(range(len(ROUNDS), 0, -1), ROUNDS):
+        ranked = []
+        for name, state, seed in trials:
+            walled = graph._replace(node_cost=graph.node_cost * WALLS[len(ROUNDS) - left])
+            refine(walled, state, effort, config.seed * 1000 + seed, temperature, patience=patience)
+            ranked.append((cost_of(graph, state) + penalty_of(graph, state), name, state, seed))
+        ranked.sort(key=lambda trial: trial[0])
+        trials = [trial[1:] for trial in ranked[:keep]]
+    name, state, _ = trials[0]
     return min(found, _scored(problem, name, state.owner, state.unit), key=lambda pair: pair[1].key)
 
 
@@ -108,17 +133,17 @@ def _scored(problem: Problem, name: str, owner: np.ndarray, unit: np.ndarray) ->
     return placement, evaluate(problem, placement)
 
 
-def _seeds(problem: Problem, graph: Graph, config: DcpConfig) -> list[tuple[str, Seed]]:
-    seeds: list[tuple[str, Seed]] = [("contiguous", contiguous(problem, graph))]
+def _seeds(problem: Problem, graph: Graph, seed: int, restart: int) -> list[tuple[str, Seed]]:
+    seeds: list[tuple[str, Seed]] = [("contiguous", contiguous(problem, graph))] if restart == 0 else []
     pieces = sequence_pieces(problem)
-    for name, block_node, unit_node in _node_seeds(problem, graph, config):
+    for name, block_node, unit_node in _node_seeds(problem, graph, seed):
         seeds.append((f"{name}, bisected", bisected(problem, graph, unit_node, block_node)))
         seeds.append((f"{name}, dealt", dealt(problem, graph, unit_node, block_node, pieces, 1.0)))
         seeds.append((f"{name}, laid", laid(problem, block_node, pieces, 1.0)))
     return seeds
 
 
-def _node_seeds(problem: Problem, graph: Graph, config: DcpConfig) -> list[tuple[str, np.ndarray, np.ndarray]]:
+def _node_seeds(problem: Problem, graph: Graph, seed: int) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """Placements on nodes: (name, int32[blocks], int32[tiles, groups])."""
     if problem.topology.num_nodes == 1:
         unit_node = np.zeros((problem.num_tiles, problem.head_groups), np.int32)
@@ -130,8 +155,8 @@ def _node_seeds(problem: Problem, graph: Graph, config: DcpConfig) -> list[tuple
         compute_limit=(nodes.compute_limit * NODE_ROOM).astype(np.int64),
         token_limit=(nodes.token_limit * NODE_ROOM).astype(np.int64),
     )
-    packed = pack_pieces(segment_pieces(problem), size, work, room, (0.03, 0.08), config.seed)
-    whole = pack_pieces(sequence_pieces(problem), size, work, room, (0.03, 0.08), config.seed)
+    packed = pack_pieces(segment_pieces(problem), size, work, room, (0.03, 0.08), seed)
+    whole = pack_pieces(sequence_pieces(problem), size, work, room, (0.03, 0.08), seed)
     found = []
     starts = [("packed", whole), ("segments", packed)]
     if len(problem.batch.lengths) == 1:
@@ -139,7 +164,7 @@ def _node_seeds(problem: Problem, graph: Graph, config: DcpConfig) -> list[tuple
     for name, block_node in starts:
         state = make_state(nodes, block_node, np.repeat(block_node[problem.tile_q][:, None], problem.head_groups, 1))
         if not name.startswith("bands"):
-            refine(nodes, state, NODE_EFFORT, config.seed, 0.5, patience=0.5)
+            refine(nodes, state, NODE_EFFORT, seed, 0.5, patience=0.5)
         found.append((cost_of(nodes, state) + penalty_of(nodes, state), name, state))
     found.sort(key=lambda entry: entry[0])
     return [(name, state.owner, state.unit) for _, name, state in found[:1]]
