@@ -24,7 +24,7 @@ class Limits:
     total_compute: int
     total_tokens: int
     possible: bool
-    """Whether the limits are those of the settings; False: the pieces are too coarse, and these are the best they permit."""
+    """Whether the limits are those of the settings. If not, the pieces are too coarse, and these are the best they permit."""
 
     @property
     def status(self) -> str:
@@ -54,8 +54,8 @@ def find_limits(
     tolerance = (1 + inter) * (1 + intra) if by_node else 1 + config.epsilon
     compute = int(total / world * tolerance)
     token_limit = int(tokens / world * (1 + config.token_tolerance))
-    least_compute = _lpt_bound(tile_work, head_groups, world, compute)
-    least_tokens = _lpt_bound(block_size, 1, world, token_limit)
+    least_compute = lpt_bound(tile_work, head_groups, world, compute)
+    least_tokens = lpt_bound(block_size, 1, world, token_limit)
     possible = least_compute <= compute and least_tokens <= token_limit
     compute, token_limit = max(compute, least_compute), max(token_limit, least_tokens)
     devices = np.bincount(topology.node)
@@ -66,8 +66,9 @@ def find_limits(
     return Limits(compute, token_limit, node_compute, total, tokens, possible)
 
 
-def _lpt_bound(piece: np.ndarray, copies: int, world: int, limit: int) -> int:
-    """The largest load when pieces are dealt longest first, ``copies`` of each; at most ``limit`` where that is clear."""
+def lpt_bound(piece: np.ndarray, copies: int, world: int, limit: int) -> int:
+    """The largest load when pieces are dealt longest first, ``copies`` of each; ``limit`` where it is clear that it isn't
+    more."""
     if len(piece) == 0:
         return 0
     mean = int(piece.sum()) * copies / world

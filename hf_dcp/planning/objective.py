@@ -81,7 +81,8 @@ def evaluate(problem: Problem, placement: Placement) -> Score:
             np.add.at(device[i % 2], end, moved)
     passes = {name: _pass_bytes(side_bytes(row, name), between, total, device) for name in COSTED}
     costed = [passes[name] for name in costed_passes(problem.config)]
-    max_device = sum(np.array(side_bytes(row, name)) @ device for name in costed_passes(problem.config)).max()
+    bytes_of = np.sum([side_bytes(row, name) for name in costed_passes(problem.config)], axis=0)
+    max_device = (bytes_of @ device).max()
     return Score(
         cost=sum(p.inter_node * topology.inter_cost + p.intra_node * topology.intra_cost for p in costed),
         max_device_bytes=int(max_device),

@@ -41,7 +41,9 @@ def plan_batch(
     """
     config = config or DcpConfig()
     clock = _Clock()
-    solution = solve(batch, topology, shape, config) if solver is None else _solved(batch, topology, shape, config, solver)
+    solution = (
+        solve(batch, topology, shape, config) if solver is None else _solved(batch, topology, shape, config, solver)
+    )
     problem, placement = solution.problem, solution.placement
     blocks, tiles = problem.blocks, problem.tiles
     clock.lap("placement")
@@ -55,9 +57,7 @@ def plan_batch(
     return Plan(batch, topology, shape, config, blocks, tiles, placement, solution.score, stamped, clock.laps)
 
 
-def _solved(
-    batch: BatchSpec, topology: Topology, shape: ModelShape, config: DcpConfig, solver: Solver
-) -> Solution:
+def _solved(batch: BatchSpec, topology: Topology, shape: ModelShape, config: DcpConfig, solver: Solver) -> Solution:
     layout = choose_layout(batch, topology, shape, config)
     blocks = make_blocks(batch, layout.block_sizes)
     tiles = tuple(make_tiles(batch, blocks, window) for window, _ in shape.windows)

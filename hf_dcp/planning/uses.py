@@ -166,5 +166,3 @@ def token_runs(blocks: Blocks, device: np.ndarray, world_size: int) -> list[np.n
     first = np.flatnonzero(np.append(True, (on[1:] != on[:-1]) | (start[1:] != start[:-1] + size[:-1])))
     table = np.stack([start[first], np.add.reduceat(size, first)], 1).astype(np.int32)
     return np.split(table, np.searchsorted(on[first], np.arange(1, world_size)))
-
-

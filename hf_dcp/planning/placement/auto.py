@@ -9,15 +9,14 @@ import numpy as np
 
 from hf_dcp.config import DcpConfig
 from hf_dcp.planning.batch import BatchSpec, ModelShape, Topology
+from hf_dcp.planning.limits import lpt_bound
 from hf_dcp.planning.placement.pieces import segment_cuts
 from hf_dcp.ranges import normalise
 
-UNITS = 5000
-"""Blocks are as small as this many tiles times head groups permit."""
-FINEST = 16
-"""Most blocks that make up a device's mean tokens."""
-COARSEST = 2
-"""Fewest of them in a search."""
+UNITS, UNITS_PER_BLOCK = 1400, 8
+"""A search may have this many tiles times head groups, or this many for every block."""
+PARTS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
+"""Into how many blocks a device's mean tokens may be cut."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ def choose_layout(batch: BatchSpec, topology: Topology, shape: ModelShape, confi
     if config.block_size != "auto":
         return Layout(config.block_size, groups)
     outline = Outline(batch)
-    return Layout(outline.cut(outline.best_size(topology, groups)), groups)
+    return Layout(outline.cut(outline.sizes(topology, groups, config)[0]), groups)
 
 
 class Outline:
@@ -76,7 +75,7 @@ class Outline:
         result = []
         for s, length in enumerate(self.batch.lengths):
             bounds = np.append(self._of(s)[0], length)
-            parts = [a + _equal_parts(b - a, size) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+            parts = [a + _equal_parts(b - a, size) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]  # noqa: RUF007
             result.append(np.concatenate(parts))
         return result
 
@@ -91,13 +90,27 @@ class Outline:
             total += max(-(-length // size), int(touched * rows_per_sample / size))
         return total
 
-    def best_size(self, topology: Topology, groups: int) -> int:
-        """The smallest block size with an acceptable number of tiles."""
+    def sizes(self, topology: Topology, groups: int, config: DcpConfig) -> list[int]:
+        """Block sizes to try, the best first: small as the number of tiles permits, and such that tokens can be even."""
         mean = self.batch.num_tokens / topology.world_size
-        parts = COARSEST
-        while parts < FINEST and self.tiles(max(1, int(mean / (2 * parts)))) * groups <= UNITS:
-            parts *= 2
-        return max(1, int(mean / parts))
+        sizes = [max(1, round(mean / parts)) for parts in PARTS]
+        chosen = 0
+        while chosen + 1 < len(sizes) and self._few_tiles(sizes[chosen + 1], groups):
+            chosen += 1
+        near = sorted(range(len(sizes)), key=lambda i: (abs(i - chosen), i))
+        even = [sizes[i] for i in near if self._even_tokens(sizes[i], topology, config)]
+        finer = [size for size in sizes[chosen + 1 :] if size < sizes[chosen]]
+        return list(dict.fromkeys([*even[:1], *(size for size in finer if size in even), sizes[-1]]))
+
+    def _few_tiles(self, size: int, groups: int) -> bool:
+        blocks = sum(len(starts) for starts in self.cut(size))
+        return self.tiles(size) * groups <= max(UNITS, UNITS_PER_BLOCK * blocks)
+
+    def _even_tokens(self, size: int, topology: Topology, config: DcpConfig) -> bool:
+        bounds = zip(self.cut(size), self.batch.lengths, strict=True)
+        blocks = np.concatenate([np.diff(np.append(starts, length)) for starts, length in bounds])
+        limit = int(self.batch.num_tokens / topology.world_size * (1 + config.token_tolerance))
+        return lpt_bound(blocks, 1, topology.world_size, limit) <= limit
 
 
 def heavy_cuts(ranges: np.ndarray) -> np.ndarray:

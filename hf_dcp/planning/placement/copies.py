@@ -73,7 +73,13 @@ def _keeps_nodes(node: np.ndarray, device: np.ndarray) -> bool:
     return whole or sum(len(nodes) for nodes in shared) == len(set(node.tolist()))
 
 
-def _divide(batch, topology, members, device, pattern) -> Copies:
+def _divide(
+    batch: BatchSpec,
+    topology: Topology,
+    members: dict[tuple[int, str], list[int]],
+    device: np.ndarray,
+    pattern: tuple[int, ...],
+) -> Copies:
     count = len(device)
     source, part = np.zeros(len(batch.lengths), np.int64), np.zeros(len(batch.lengths), np.int64)
     first: list[int] = []

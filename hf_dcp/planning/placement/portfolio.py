@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,8 +23,10 @@ from hf_dcp.planning.static.layout import SCHEMES
 from hf_dcp.planning.tiles import make_blocks, make_tiles
 
 NODE_EFFORT = 60_000
+REPAIRS, REPAIR_EFFORT = 4, 30_000
+"""What is above a limit at the end is worked on this often."""
 RESTARTS = 1
-WALLS=(1.,1.,1.)
+WALLS = (1.0, 1.0, 1.0)
 """How often every kind of seed is made."""
 ROUNDS = ((1, 60_000, 0.4, 0.8), (1, 160_000, 0.2, 0.0))
 """Rounds of refinement: how many are kept, effort, temperature, patience (see `refine`)."""
@@ -65,11 +68,21 @@ def solve(batch: BatchSpec, topology: Topology, shape: ModelShape, config: DcpCo
     found = _scored(problem, "contiguous", *contiguous(problem, make_graph(problem)))
     if _is_cheap(problem, found[1]):
         return Solution(problem, *found)
-    problem = _problem(batch, topology, shape, config, outline.cut(outline.best_size(topology, groups)), groups)
+    for size in outline.sizes(topology, groups, config):
+        problem = _problem(batch, topology, shape, config, outline.cut(size), groups)
+        if problem.limits.possible:
+            break
     return Solution(problem, *place(problem, config))
 
 
-def _problem(batch, topology, shape, config, block_sizes, groups) -> Problem:
+def _problem(
+    batch: BatchSpec,
+    topology: Topology,
+    shape: ModelShape,
+    config: DcpConfig,
+    block_sizes: int | Sequence[int | np.ndarray],
+    groups: int,
+) -> Problem:
     blocks = make_blocks(batch, block_sizes)
     tiles = tuple(make_tiles(batch, blocks, window) for window, _ in shape.windows)
     return build_problem(batch, blocks, tiles, shape, groups, config, topology)
@@ -108,15 +121,19 @@ def place(problem: Problem, config: DcpConfig) -> tuple[Placement, Score]:
         for restart in range(RESTARTS)
         for name, (owner, unit) in _seeds(problem, graph, config.seed * RESTARTS + restart, restart)
     ]
-    for left, (keep, effort, temperature, patience) in zip(range(len(ROUNDS), 0, -1), ROUNDS):
+    for keep, effort, temperature, patience in ROUNDS:
         ranked = []
         for name, state, seed in trials:
-            walled = graph._replace(node_cost=graph.node_cost * WALLS[len(ROUNDS) - left])
-            refine(walled, state, effort, config.seed * 1000 + seed, temperature, patience=patience)
+            refine(graph, state, effort, config.seed * 1000 + seed, temperature, patience=patience)
             ranked.append((cost_of(graph, state) + penalty_of(graph, state), name, state, seed))
         ranked.sort(key=lambda trial: trial[0])
         trials = [trial[1:] for trial in ranked[:keep]]
-    name, state, _ = trials[0]
+    name, state, seed = trials[0]
+    for repair in range(REPAIRS):
+        if penalty_of(graph, state) == 0.0:
+            break
+        strict = make_graph(problem, penalty=100.0)
+        refine(strict, state, REPAIR_EFFORT, config.seed * 1000 + seed + repair + 1, patience=0.5)
     return min(found, _scored(problem, name, state.owner, state.unit), key=lambda pair: pair[1].key)
 
 

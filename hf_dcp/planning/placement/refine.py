@@ -127,7 +127,7 @@ def _anneal(graph, state, effort, seed, temperature, mix, patience, quantiles):
                 first = count
         else:
             block = random_below(rng, blocks)
-            source, target = owner[block], np.int32(random_below(rng, devices))
+            source, target = owner[block], np.int32(random_below(rng, devices))  # type: ignore[assignment]
             if block_ptr[block + 1] > block_ptr[block] and random_below(rng, 10) < 8:
                 atom = _member(rng, block_ptr, block_atom, block)
                 target = unit[_member(rng, atom_ptr, atom_tile, atom), random_below(rng, groups)]

@@ -185,10 +185,10 @@ def _lay(piece, size, work, devices, longest):
         lacking[device] += lack[p]
         result[piece == p] = device
     at = 0
-    for p in np.argsort(-tokens_of, kind="mergesort"):
-        if light[p]:
+    for long in np.argsort(-tokens_of, kind="mergesort"):
+        if light[long]:
             continue
-        for i in np.flatnonzero(piece == p):
+        for i in np.flatnonzero(piece == long):  # type: ignore[assignment]
             while at < devices - 1 and (
                 (tokens[at] + size[i] / 2) / mean_tokens + (load[at] + work[i] / 2) / mean_work > 2.0
             ):
