@@ -86,13 +86,12 @@ def test_bytes_of_one_remote_row_by_hand() -> None:
 
 
 def test_layers_multiply_bytes(capsys: pytest.CaptureFixture[str]) -> None:
-    one = report([*SMALL, "--windows", "none:1"], capsys)
-    three = report([*SMALL, "--windows", "none:3"], capsys)
+    one, three = small_plan(), ModelShape(heads=8, kv_heads=2, head_dim=128, windows=((None, 3),))
+    same = plan_batch(one.batch, one.topology, three, one.config, solver=lambda problem, config: one.placement)
     for which in ("forward", "backward"):
-        assert three[which] == {key: 3 * value for key, value in one[which].items()}
-    assert three["baselines"]["ring"]["dense"]["forward"]["inter_node_bytes"] == pytest.approx(
-        3 * one["baselines"]["ring"]["dense"]["forward"]["inter_node_bytes"]
-    )
+        assert plan_bytes(same, which) == {key: 3 * value for key, value in plan_bytes(one, which).items()}
+    dense = [report([*SMALL, "--windows", f"none:{n}"], capsys)["baselines"]["ring"]["dense"] for n in (1, 3)]
+    assert dense[1]["forward"] == {key: 3 * value for key, value in dense[0]["forward"].items()}
 
 
 def test_windows_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
