@@ -74,10 +74,8 @@ def _installed(name: str) -> bool:
 
 
 if all(_installed(name) for name in ("torch", "transformers", "accelerate")):
+    from hf_dcp.integrations.on_import import register_with_transformers
     from hf_dcp.integrations.versions import check_versions
 
     check_versions()
-
-    from hf_dcp.integrations.attention import register
-
-    register()
+    register_with_transformers()

@@ -192,7 +192,5 @@ def _dense(
     return (weights[..., : key.shape[2]] @ value).transpose(1, 2).contiguous()
 
 
-def register() -> None:
-    """Make ``attn_implementation="dcp"`` known to Transformers; harmless when called again."""
-    AttentionInterface.register(NAME, dcp_attention)
-    AttentionMaskInterface.register(NAME, dcp_mask)
+AttentionInterface.register(NAME, dcp_attention)
+AttentionMaskInterface.register(NAME, dcp_mask)
