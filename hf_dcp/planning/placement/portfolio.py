@@ -19,17 +19,24 @@ from hf_dcp.planning.placement.seeds import Seed, bisected, contiguous, dealt, l
 from hf_dcp.planning.placement.state import Graph, cost_of, make_graph, make_state, node_graph, penalty_of
 from hf_dcp.planning.placement.zigzag import nested_bands
 from hf_dcp.planning.problem import Placement, Problem, build_problem
-from hf_dcp.planning.static.layout import SCHEMES
+from hf_dcp.planning.static.layout import SCHEMES, Grid
 from hf_dcp.planning.tiles import make_blocks, make_tiles
 
+RIVALS = {"ring": 1, "zigzag": 2, "head-ring": 2}
+"""Static schemes that a plan is never worse than, and the chunks per device that they cut a sequence into."""
+RIVAL_TILES = 8192
+"""They are evaluated where they make at most this many tiles."""
 NODE_EFFORT = 60_000
 REPAIRS, REPAIR_EFFORT = 4, 30_000
 """What is above a limit at the end is worked on this often."""
 RESTARTS = 1
-WALLS = (1.0, 1.0, 1.0)
 """How often every kind of seed is made."""
-ROUNDS = ((1, 60_000, 0.4, 0.8), (1, 160_000, 0.2, 0.0))
-"""Rounds of refinement: how many are kept, effort, temperature, patience (see `refine`)."""
+ROUNDS = ((1, 60_000, 1.0, 1.0), (1, 160_000, 0.5, 0.0))
+"""Rounds of refinement: how many are kept, effort, temperature and patience, relative to the batch's (see `refine`)."""
+ALONE = (0.1, 0.0)
+"""Temperature and patience for a single sequence, whose seeds are good as they are."""
+MIXED = (0.4, 0.8)
+"""The same for mixed lengths, whose seeds are uneven."""
 CHEAP = 1.1
 """A placement that costs at most this, in copies of all KV rows inside nodes, needs no search."""
 NODE_ROOM = 0.985
@@ -46,28 +53,49 @@ class Solution:
 
 
 def solve(batch: BatchSpec, topology: Topology, shape: ModelShape, config: DcpConfig) -> Solution:
-    """Choose blocks and place them: a pure function of its arguments."""
+    """Choose blocks and place them: a pure function of its arguments.
+
+    Raises:
+        ValueError: if settings don't fit the model.
+    """
     if config.placement in SCHEMES:
-        problem, placement = static_placement(batch, topology, shape, config)
-        return Solution(problem, placement, evaluate(problem, placement))
+        return _static(config.placement, batch, topology, shape, config)
+    found = _search(batch, topology, shape, config, head_groups(shape, config))
+    if config.placement != "auto" or found.score.cost == 0:
+        return found
+    rivals = [_static(name, batch, topology, shape, config) for name in _rivals(batch, topology, shape, config)]
+    return min([found, *rivals], key=lambda solution: solution.score.key)
+
+
+def _static(name: str, batch: BatchSpec, topology: Topology, shape: ModelShape, config: DcpConfig) -> Solution:
+    problem, placement = static_placement(batch, topology, shape, config.with_changes(placement=name))
+    return Solution(problem, placement, evaluate(problem, placement))
+
+
+def _rivals(batch: BatchSpec, topology: Topology, shape: ModelShape, config: DcpConfig) -> list[str]:
+    """Static schemes that are worth a look: those that cut a batch into few tiles. Where there are many sequences, they
+    send many times what whole sequences on devices do."""
+    groups, world = head_groups(shape, config), topology.world_size
+    names = [n for n, chunks in RIVALS.items() if len(batch.lengths) * (chunks * world) ** 2 <= RIVAL_TILES]
+    return [name for name in names if groups % Grid.of(SCHEMES[name], topology, shape.kv_heads).team == 0]
+
+
+def _search(batch: BatchSpec, topology: Topology, shape: ModelShape, config: DcpConfig, groups: int) -> Solution:
     copies = None
     if config.block_size == "auto" and config.placement == "auto":
         copies = find_copies(batch, topology)
     if copies is not None:
-        return _expand(batch, topology, shape, config, copies)
-    groups = head_groups(shape, config)
+        return _expand(batch, topology, shape, config, copies, groups)
     if config.block_size != "auto":
         problem = _problem(batch, topology, shape, config, config.block_size, groups)
         return Solution(problem, *place(problem, config))
     outline = Outline(batch)
-    if config.placement != "auto":
-        problem = _problem(batch, topology, shape, config, outline.cut(outline.best_size(topology, groups)), groups)
-        return Solution(problem, *place(problem, config))
-    coarse = max(1, batch.num_tokens // topology.world_size)
-    problem = _problem(batch, topology, shape, config, outline.cut(coarse), groups)
-    found = _scored(problem, "contiguous", *contiguous(problem, make_graph(problem)))
-    if _is_cheap(problem, found[1]):
-        return Solution(problem, *found)
+    if config.placement == "auto":
+        coarse = max(1, batch.num_tokens // topology.world_size)
+        problem = _problem(batch, topology, shape, config, outline.cut(coarse), groups)
+        found = _scored(problem, "contiguous", *contiguous(problem, make_graph(problem)))
+        if _is_cheap(problem, found[1]):
+            return Solution(problem, *found)
     for size in outline.sizes(topology, groups, config):
         problem = _problem(batch, topology, shape, config, outline.cut(size), groups)
         if problem.limits.possible:
@@ -88,15 +116,16 @@ def _problem(
     return build_problem(batch, blocks, tiles, shape, groups, config, topology)
 
 
-def _expand(batch: BatchSpec, topology: Topology, shape: ModelShape, config: DcpConfig, copies: Copies) -> Solution:
+def _expand(
+    batch: BatchSpec, topology: Topology, shape: ModelShape, config: DcpConfig, copies: Copies, groups: int
+) -> Solution:
     """Solve one part of a batch of equal parts, and copy the solution."""
-    part = solve(copies.batch, copies.topology, shape, config)
+    part = _search(copies.batch, copies.topology, shape, config, groups)
     blocks, placement = part.problem.blocks, part.placement
     bounds = np.searchsorted(blocks.sequence, np.arange(len(copies.batch.lengths) + 1))
     starts = [
         blocks.start[a:b] - token for a, b, token in zip(bounds[:-1], bounds[1:], copies.batch.starts[:-1], strict=True)
     ]
-    groups = part.problem.head_groups
     problem = _problem(batch, topology, shape, config, copies.expand_blocks(starts), groups)
     device = copies.expand(blocks.sequence, placement.block_device)
     tile_device = tuple(
@@ -121,10 +150,11 @@ def place(problem: Problem, config: DcpConfig) -> tuple[Placement, Score]:
         for restart in range(RESTARTS)
         for name, (owner, unit) in _seeds(problem, graph, config.seed * RESTARTS + restart, restart)
     ]
+    warmth, calm = ALONE if len(problem.batch.lengths) == 1 else MIXED
     for keep, effort, temperature, patience in ROUNDS:
         ranked = []
         for name, state, seed in trials:
-            refine(graph, state, effort, config.seed * 1000 + seed, temperature, patience=patience)
+            refine(graph, state, effort, config.seed * 1000 + seed, temperature * warmth, patience=patience * calm)
             ranked.append((cost_of(graph, state) + penalty_of(graph, state), name, state, seed))
         ranked.sort(key=lambda trial: trial[0])
         trials = [trial[1:] for trial in ranked[:keep]]
@@ -155,6 +185,8 @@ def _seeds(problem: Problem, graph: Graph, seed: int, restart: int) -> list[tupl
     pieces = sequence_pieces(problem)
     for name, block_node, unit_node in _node_seeds(problem, graph, seed):
         seeds.append((f"{name}, bisected", bisected(problem, graph, unit_node, block_node)))
+        if len(problem.batch.lengths) == 1:
+            continue
         seeds.append((f"{name}, dealt", dealt(problem, graph, unit_node, block_node, pieces, 1.0)))
         seeds.append((f"{name}, laid", laid(problem, block_node, pieces, 1.0)))
     return seeds
