@@ -75,15 +75,26 @@ def lpt_bound(piece: np.ndarray, copies: int, world: int, limit: int) -> int:
     if mean + int(piece.max()) * (1 - 1 / world) <= limit:
         return limit
     order = np.argsort(-piece, kind="stable")
-    return int(_lpt(np.repeat(piece[order], copies), world))
+    pieces = np.repeat(piece[order], copies)
+    return int(np.bincount(_lpt(pieces, world), weights=pieces, minlength=world).max())
+
+
+def deal_evenly(piece: np.ndarray, copies: int, world: int) -> np.ndarray:
+    """Pieces dealt longest first to the device with the least so far: int32[pieces, copies]."""
+    order = np.argsort(-piece, kind="stable")
+    device = np.empty((len(piece), copies), np.int32)
+    device[order] = _lpt(np.repeat(piece[order], copies), world).reshape(-1, copies)
+    return device
 
 
 @nb.njit(cache=True)
 def _lpt(piece, world):
-    """Largest load after dealing the pieces, in this order, to the device with the least so far (a heap)."""
-    load = np.zeros(world, np.int64)
-    for size in piece:
-        load[0] += size
+    """The device of each piece, dealt in this order to the device with the least so far (a heap): int32[pieces]."""
+    load, device = np.zeros(world, np.int64), np.arange(world, dtype=np.int32)
+    result = np.empty(len(piece), np.int32)
+    for i in range(len(piece)):
+        result[i] = device[0]
+        load[0] += piece[i]
         at = 0
         while True:
             child = 2 * at + 1
@@ -94,5 +105,6 @@ def _lpt(piece, world):
             if load[at] <= load[child]:
                 break
             load[at], load[child] = load[child], load[at]
+            device[at], device[child] = device[child], device[at]
             at = child
-    return load.max()
+    return result

@@ -9,6 +9,7 @@ import numpy as np
 
 from hf_dcp.config import DcpConfig
 from hf_dcp.planning.batch import BatchSpec, ModelShape, Topology
+from hf_dcp.planning.limits import deal_evenly
 from hf_dcp.planning.objective import Score, evaluate
 from hf_dcp.planning.placement.auto import Outline, head_groups
 from hf_dcp.planning.placement.copies import Copies, find_copies
@@ -16,7 +17,16 @@ from hf_dcp.planning.placement.named import solver_placement, static_placement
 from hf_dcp.planning.placement.pieces import block_work, pack_pieces, segment_pieces, sequence_pieces
 from hf_dcp.planning.placement.refine import refine
 from hf_dcp.planning.placement.seeds import Seed, bisected, contiguous, dealt, laid
-from hf_dcp.planning.placement.state import Graph, cost_of, make_graph, make_state, node_graph, penalty_of
+from hf_dcp.planning.placement.state import (
+    Graph,
+    State,
+    cost_of,
+    make_graph,
+    make_state,
+    node_graph,
+    penalty_of,
+    within_limits,
+)
 from hf_dcp.planning.placement.zigzag import nested_bands
 from hf_dcp.planning.problem import Placement, Problem, build_problem
 from hf_dcp.planning.static.layout import SCHEMES, Grid
@@ -159,12 +169,28 @@ def place(problem: Problem, config: DcpConfig) -> tuple[Placement, Score]:
         ranked.sort(key=lambda trial: trial[0])
         trials = [trial[1:] for trial in ranked[:keep]]
     name, state, seed = trials[0]
-    for repair in range(REPAIRS):
-        if penalty_of(graph, state) == 0.0:
-            break
-        strict = make_graph(problem, penalty=100.0)
-        refine(strict, state, REPAIR_EFFORT, config.seed * 1000 + seed + repair + 1, patience=0.5)
+    _repair(problem, graph, state, config.seed * 1000 + seed)
     return min(found, _scored(problem, name, state.owner, state.unit), key=lambda pair: pair[1].key)
+
+
+def _repair(problem: Problem, graph: Graph, state: State, seed: int) -> None:
+    """Bring a placement inside the limits: by refinement where that does it, else by dealing pieces evenly."""
+    strict = make_graph(problem, penalty=100.0)
+    for repair in range(REPAIRS):
+        if within_limits(problem, state):
+            return
+        refine(strict, state, REPAIR_EFFORT, seed + repair + 1, patience=0.5)
+    if within_limits(problem, state):
+        return
+    owner, unit, limits = state.owner, state.unit, problem.limits
+    if state.tokens.max() > limits.tokens:
+        owner = deal_evenly(problem.blocks.size, 1, problem.world_size)[:, 0]
+    if state.work.max() > limits.compute:
+        unit = deal_evenly(problem.tile_work, problem.head_groups, problem.world_size)
+    dealt_out = make_state(graph, owner, unit)
+    refine(strict, dealt_out, REPAIR_EFFORT, seed)
+    for kept, new in zip(state, dealt_out, strict=True):
+        kept[...] = new
 
 
 def _is_cheap(problem: Problem, score: Score) -> bool:

@@ -171,6 +171,16 @@ def cost_of(graph, state):
     return total
 
 
+def within_limits(problem: Problem, state: State) -> bool:
+    """Whether a placement is within the limits proper, not only those that the search keeps."""
+    limits = problem.limits
+    return bool(
+        state.work.max() <= limits.compute
+        and state.tokens.max() <= limits.tokens
+        and np.all(state.node_work <= limits.node_compute)
+    )
+
+
 @nb.njit(cache=True)
 def penalty_of(graph, state):
     """What the placement's excess over the limits costs."""
