@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,12 @@ from hypothesis import strategies as st
 import hf_dcp
 from hf_dcp.data.collator import DcpCollator
 from hf_dcp.data.rows import RowReader
+from hf_dcp.lookahead import planning
 from hf_dcp.lookahead.session import Group, Session
 from hf_dcp.lookahead.store import StoreAddress
 from hf_dcp.planning.batch import ModelShape, Topology
+from hf_dcp.planning.planner import plan_batch
+from tests.runtime.placements import random_placement
 
 SHAPE = ModelShape(heads=4, kv_heads=2, head_dim=8, dtype="fp32")
 
@@ -96,16 +100,16 @@ def test_parts_put_together_are_the_batch(lengths: list[int], world: int, kind: 
 
 def test_eight_tokens_cut_in_two_have_seven_labels() -> None:
     parts = [collate([{"input_ids": list(range(8))}]) for collate in collators(2)]
-    assert sum(int((part["shift_labels"] != -100).sum()) for part in parts) == 7
-    first = next(part for part in parts if 0 in part["input_ids"])
-    assert first["shift_labels"][0, -1] == 4  # the first token of the other rank
+    assert all(part["dcp_plan"].rank_plan.num_local for part in parts)
+    assert reassemble(parts, "shift_labels").tolist() == [1, 2, 3, 4, 5, 6, 7, -100]
 
 
-def test_a_rank_without_tokens_gets_a_dummy_row() -> None:
-    parts = [collate([{"input_ids": [5, 6, 7]}]) for collate in collators(3, dummy_token=9)]
-    empty = [part for part in parts if part["dcp_plan"].rank_plan.num_local == 0]
-    assert len(empty) == 2
-    for part in empty:
+def test_a_rank_without_tokens_gets_a_dummy_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_first = functools.partial(plan_batch, solver=random_placement(0, owners=1))
+    monkeypatch.setattr(planning, "plan_batch", on_first)
+    parts = [collate([{"input_ids": [5, 6, 7]}]) for collate in collators(3, prefix="empty", dummy_token=9)]
+    assert [part["dcp_plan"].rank_plan.num_local for part in parts] == [3, 0, 0]
+    for part in parts[1:]:
         assert part["input_ids"].tolist() == [[9]] and part["position_ids"].tolist() == [[0]]
 
 
