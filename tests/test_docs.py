@@ -67,15 +67,17 @@ def check_hf_dcp(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 def check_launch(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The launch configuration is one that Accelerate reads, and the recipe's arguments are ones that it takes."""
     from accelerate.commands.config.config_args import load_config_from_file
+    from accelerate.commands.launch import launch_command_parser
 
     assert words[:2] == ["launch", "--config_file"]
     load_config_from_file(str(ROOT / words[2]))
-    assert words[3] == "recipes/sft.py"
+    script = words.index("recipes/sft.py")
+    launch_command_parser().parse_args(words[1 : script + 1])
     monkeypatch.syspath_prepend(str(ROOT / "recipes"))
     monkeypatch.setenv("WORLD_SIZE", "1")
     import sft
 
-    arguments = [word for word in words[4:] if word != "--bf16"] + ["--use_cpu"]
+    arguments = [word for word in words[script + 1 :] if word != "--bf16"] + ["--use_cpu"]
     recipe, training, _ = sft.parse(arguments)
     assert training.per_device_train_batch_size == 1
     if "--max_steps" in words:
