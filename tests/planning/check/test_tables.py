@@ -103,6 +103,7 @@ def test_items_of_two_head_groups(plan: Plan) -> None:
 def test_slices(plan: Plan) -> None:
     edit = put((0, Slice.LO_SLOPE), 2)
     refused(plan, with_arrays(plan.rank_plans, 1, slices=edit), "slopes of slices must be 0 or 1")
+    refused(plan, with_arrays(plan.rank_plans, 1, slices=lambda s: s[:, :5]), "rank 1: slices must have 6 columns")
 
 
 REMOTE: dict[str, tuple[Callable, str]] = {
@@ -135,6 +136,7 @@ PASSES: dict[str, tuple[dict[str, Callable], str]] = {
     "item repeated": ({"order": put(0, 1)}, "order must have every item exactly once"),
     "item left to no division": ({"divisions": add(-1, -1)}, "divisions must cut the order of items"),
     "divisions backwards": ({"divisions": put(1, 10**4)}, "divisions must cut the order of items"),
+    "message columns": ({"messages": lambda table: table[:, :7]}, "messages must have 8 columns"),
     "peer itself": ({"messages": put((0, Message.PEER), 1)}, "a message has a peer that is none"),
     "no such peer": ({"messages": put((0, Message.PEER), 4)}, "a message has a peer that is none"),
     "flags": ({"messages": put((0, Message.PARTIAL), 2)}, "incoming and partial of messages must be 0 or 1"),
