@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -11,11 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_dcp import masks
-from hf_dcp.planning import BatchSpec, Plan, RankPlan
+from hf_dcp.config import DcpConfig
+from hf_dcp.planning import BatchSpec, ModelShape, Plan, RankPlan, Topology, plan_batch
 from hf_dcp.planning.check import PlanError, check
 from hf_dcp.planning.check.coverage import Expected, Fingerprints
 from hf_dcp.planning.plan import Item, Slice, WindowPlan
 from tests.planning.check.corrupt import Plans, a_plan, with_arrays, with_part
+from tests.planning.solvers import random_solver
 from tests.planning.strategies import batches, dense_mask
 
 SENTENCE = re.compile(
@@ -161,3 +164,16 @@ def test_expected_fingerprints_are_those_of_the_dense_mask(batch: BatchSpec, win
 def test_fingerprints_are_distinct() -> None:
     prints = Fingerprints.of(1000)
     assert len(set(np.diff(prints.q).tolist()) | set(np.diff(prints.kv).tolist())) == 2000
+
+
+@pytest.mark.slow
+def test_long_plans_are_checked_quickly() -> None:
+    batch, shape = BatchSpec([131072], masks.causal()), ModelShape(8, 2, 128)
+    config = DcpConfig(block_size=1024, head_groups=2)
+    plan = plan_batch(batch, Topology.grid(4, 8), shape, config, solver=random_solver(1, stay=0.9))
+    times = []
+    for _ in range(2):  # the first compiles
+        begin = time.process_time()
+        plan.check()
+        times.append(time.process_time() - begin)
+    assert min(times) < 4
