@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hf_dcp.planning.batch import RowBytes
+from hf_dcp.planning.bound import forward_bounds
 from hf_dcp.planning.plan import Message, Plan
 from hf_dcp.planning.planner import plan_batch
 from hf_dcp.planning.simulate import DEFAULT_HARDWARE, HARDWARE, PassTimes, Rates, item_areas, message_bytes, simulate
@@ -88,7 +89,7 @@ def plan_report(plan: Plan, cold_s: float, cpu_s: dict[str, float], sizes: list[
         "limits": plan.score.limits,
         "divisions": {name: _divisions(part) for name, part in times.items()},
         "plan_bytes_per_rank": {"max": max(sizes), "total": sum(sizes)},
-        "bound": None,
+        "bound": dict(zip(("inter_node_bytes", "total_bytes"), forward_bounds(plan), strict=True)),
         "predicted": {
             "forward_s": times["forward"].total_s,
             "backward_s": times["backward"].total_s,
