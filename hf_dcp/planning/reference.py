@@ -215,9 +215,12 @@ class _Rank:
         self.rows["out"][slots] = np.exp(own_lse - base)[..., None] * own_out + np.exp(lse - base)[..., None] * out
         self.rows["lse"][slots] = total
 
+    def _run_of_slots(self, slot: int, count: int) -> np.ndarray:
+        return slot + np.arange(count) * (self.plan.head_groups if slot < self.own else 1)
+
     def _attend(self, item: np.ndarray) -> None:
-        q_slots = self.plan.slots(item[None, [Item.Q_SLOT, Item.Q_COUNT]])
-        kv_slots = self.plan.slots(item[None, [Item.KV_SLOT, Item.KV_COUNT]])
+        q_slots = self._run_of_slots(item[Item.Q_SLOT], item[Item.Q_COUNT])
+        kv_slots = self._run_of_slots(item[Item.KV_SLOT], item[Item.KV_COUNT])
         self._require_held((q_slots, kv_slots), "attends with")
         q, k, v = self.rows["q"][q_slots], self.rows["k"][kv_slots], self.rows["v"][kv_slots]  # [rows, heads, D]
         kv_heads, share = k.shape[1], q.shape[1] // k.shape[1]
