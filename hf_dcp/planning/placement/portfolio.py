@@ -39,14 +39,18 @@ RIVAL_TILES = 8192
 NODE_EFFORT = 60_000
 REPAIRS, REPAIR_EFFORT = 4, 30_000
 """What is above a limit at the end is worked on this often."""
-RESTARTS = 1
-"""How often every kind of seed is made."""
-ROUNDS = ((1, 60_000, 1.0, 1.0), (1, 160_000, 0.5, 0.0))
-"""Rounds of refinement: how many are kept, effort, temperature and patience, relative to the batch's (see `refine`)."""
-ALONE = (0.1, 0.0)
-"""Temperature and patience for a single sequence, whose seeds are good as they are."""
-MIXED = (0.4, 0.8)
+SMALL, SMALL_RESTARTS = 1500, 3
+"""A single sequence with at most so many tiles times head groups is refined so often, from the same seeds."""
+ROUNDS = ((1, 60_000, 1.0, 0.8), (1, 220_000, 0.5, 0.9))
+"""Rounds of refinement: how many are kept, effort, temperature relative to the batch's, patience (see `refine`)."""
+ALONE = (0.05, 0.05)
+"""Temperature and lowest pressure of the limits for a single sequence, whose seeds are good as they are."""
+MIXED = (0.4, 0.004)
 """The same for mixed lengths, whose seeds are uneven."""
+BANDS = (0.0, 0.04, 0.065)
+"""How much more work than their share nodes get in nested bands (see `nested_bands`)."""
+HOPELESS = 1.4
+"""Contiguous chunks with more compute imbalance aren't refined."""
 CHEAP = 1.1
 """A placement that costs at most this, in copies of all KV rows inside nodes, needs no search."""
 NODE_ROOM = 0.985
@@ -155,16 +159,20 @@ def place(problem: Problem, config: DcpConfig) -> tuple[Placement, Score]:
     found = _scored(problem, "contiguous", *contiguous(problem, graph))
     if _is_cheap(problem, found[1]):
         return found
-    trials = [
-        (name, make_state(graph, owner, unit), restart)
-        for restart in range(RESTARTS)
-        for name, (owner, unit) in _seeds(problem, graph, config.seed * RESTARTS + restart, restart)
-    ]
-    warmth, calm = ALONE if len(problem.batch.lengths) == 1 else MIXED
+    seeds = _seeds(problem, graph, config.seed)
+    if found[1].compute_imbalance <= HOPELESS:
+        seeds.append(("contiguous", contiguous(problem, graph)))
+    alone = len(problem.batch.lengths) == 1
+    if alone and problem.num_tiles * problem.head_groups <= SMALL:
+        seeds = seeds * SMALL_RESTARTS
+    trials = [(name, make_state(graph, owner, unit), i) for i, (name, (owner, unit)) in enumerate(seeds)]
+    warmth, floor = ALONE if alone else MIXED
     for keep, effort, temperature, patience in ROUNDS:
         ranked = []
         for name, state, seed in trials:
-            refine(graph, state, effort, config.seed * 1000 + seed, temperature * warmth, patience=patience * calm)
+            refine(
+                graph, state, effort, config.seed * 1000 + seed, temperature * warmth, patience=patience, floor=floor
+            )
             ranked.append((cost_of(graph, state) + penalty_of(graph, state), name, state, seed))
         ranked.sort(key=lambda trial: trial[0])
         trials = [trial[1:] for trial in ranked[:keep]]
@@ -206,15 +214,16 @@ def _scored(problem: Problem, name: str, owner: np.ndarray, unit: np.ndarray) ->
     return placement, evaluate(problem, placement)
 
 
-def _seeds(problem: Problem, graph: Graph, seed: int, restart: int) -> list[tuple[str, Seed]]:
-    seeds: list[tuple[str, Seed]] = [("contiguous", contiguous(problem, graph))] if restart == 0 else []
+def _seeds(problem: Problem, graph: Graph, seed: int) -> list[tuple[str, Seed]]:
+    seeds: list[tuple[str, Seed]] = []
     pieces = sequence_pieces(problem)
     for name, block_node, unit_node in _node_seeds(problem, graph, seed):
         seeds.append((f"{name}, bisected", bisected(problem, graph, unit_node, block_node)))
         if len(problem.batch.lengths) == 1:
             continue
         seeds.append((f"{name}, dealt", dealt(problem, graph, unit_node, block_node, pieces, 1.0)))
-        seeds.append((f"{name}, laid", laid(problem, block_node, pieces, 1.0)))
+        seeds.append((f"{name}, laid by work", laid(problem, block_node, pieces, 1.0, True)))
+        seeds.append((f"{name}, laid", laid(problem, block_node, pieces, 1.0, False)))
     return seeds
 
 
@@ -225,20 +234,20 @@ def _node_seeds(problem: Problem, graph: Graph, seed: int) -> list[tuple[str, np
         return [("one node", np.zeros(len(problem.blocks), np.int32), unit_node)]
     room = np.bincount(problem.topology.node) / problem.world_size
     size, work = problem.blocks.size, block_work(problem)
-    nodes = node_graph(graph)
-    nodes = nodes._replace(
-        compute_limit=(nodes.compute_limit * NODE_ROOM).astype(np.int64),
-        token_limit=(nodes.token_limit * NODE_ROOM).astype(np.int64),
+    full = node_graph(graph)
+    roomy = full._replace(
+        compute_limit=(full.compute_limit * NODE_ROOM).astype(np.int64),
+        token_limit=(full.token_limit * NODE_ROOM).astype(np.int64),
     )
-    packed = pack_pieces(segment_pieces(problem), size, work, room, (0.03, 0.08), seed)
     whole = pack_pieces(sequence_pieces(problem), size, work, room, (0.03, 0.08), seed)
-    found = []
-    starts = [("packed", whole), ("segments", packed)]
+    segments = pack_pieces(segment_pieces(problem), size, work, room, (0.03, 0.08), seed)
+    starts = [("packed", whole, roomy), ("segments", segments, roomy)]
     if len(problem.batch.lengths) == 1:
-        starts += [(f"bands {slack}", nested_bands(problem, slack, 0.0)) for slack in (0.0, 0.04, 2 / 30, 0.08)]
-    for name, block_node in starts:
+        starts += [(f"bands {slack}", nested_bands(problem, slack, 0.0), full) for slack in BANDS]
+    found = []
+    for name, block_node, nodes in starts:
         state = make_state(nodes, block_node, np.repeat(block_node[problem.tile_q][:, None], problem.head_groups, 1))
-        if not name.startswith("bands"):
+        if nodes is roomy:
             refine(nodes, state, NODE_EFFORT, seed, 0.5, patience=0.5)
         found.append((cost_of(nodes, state) + penalty_of(nodes, state), name, state))
     found.sort(key=lambda entry: entry[0])

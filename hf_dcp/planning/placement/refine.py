@@ -33,6 +33,7 @@ def refine(
     temperature: float = 0.0,
     mix: tuple[int, int, int] = TILES,
     patience: float = 0.0,
+    floor: float = 0.004,
 ) -> None:
     """Improve a placement in place.
 
@@ -42,12 +43,13 @@ def refine(
         mix: of moves, `TILES` or `ROWS`.
         patience: over this share of the effort, what exceeds the limits becomes more expensive bit by bit: a seed that is
             cheap but uneven is repaired where that costs least, not by the first moves that come along.
+        floor: the pressure of limits that patience begins with, as a share of the full one.
         temperature: as a share of the mean cost of a net; 0: only accept what is not worse.
     """
     if effort <= 0 or len(graph.node) == 1 or len(graph.tile_work) == 0:
         return
     mean = float(graph.device_cost.mean())
-    _anneal(graph, state, effort, np.uint64(seed * 2 + 1), temperature * mean, mix, patience, _QUANTILES)
+    _anneal(graph, state, effort, np.uint64(seed * 2 + 1), temperature * mean, mix, patience, floor, _QUANTILES)
 
 
 @nb.njit(cache=True, forceinline=True)
@@ -68,7 +70,7 @@ def _collect(begin, end, member, g, groups, device, since, until, unit, moved, c
 
 
 @nb.njit(cache=True)
-def _anneal(graph, state, effort, seed, temperature, mix, patience, quantiles):
+def _anneal(graph, state, effort, seed, temperature, mix, patience, floor, quantiles):
     tile_ptr, tile_atom, atom_ptr, atom_tile = graph.tile_ptr, graph.tile_atom, graph.atom_ptr, graph.atom_tile
     atom_block, block_ptr, block_atom = graph.atom_block, graph.block_ptr, graph.block_atom
     row_ptr, row_tile, tile_work, block_size = graph.row_ptr, graph.row_tile, graph.tile_work, graph.block_size
@@ -89,7 +91,7 @@ def _anneal(graph, state, effort, seed, temperature, mix, patience, quantiles):
             now = temperature * (left * left * left + SMALLEST_TEMPERATURE)
             next_cooling += effort // 128 + 1
             pressure = min(1.0, spent / (patience * effort)) if patience > 0.0 else 1.0
-            pressure = 0.004 + pressure * pressure * pressure
+            pressure = floor + (1.0 - floor) * pressure * pressure
             penalty, token_penalty = graph.compute_penalty * pressure, graph.token_penalty * pressure
         dice = random_below(rng, 1000)
         delta, count, first, block, other = 0.0, 0, 0, -1, -1

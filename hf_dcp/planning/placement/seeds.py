@@ -126,13 +126,14 @@ def _cut_long(problem, graph, units, unit_piece, work_of, device_of, room, devic
         flat[mine] = devices[np.array(users)[part]]
 
 
-def laid(problem: Problem, block_node: np.ndarray, piece: np.ndarray, longest: float) -> Seed:
-    """In every node, light pieces whole and evenly, heavy ones end to end into the room left; tiles are local.
+def laid(problem: Problem, block_node: np.ndarray, piece: np.ndarray, longest: float, by_work: bool) -> Seed:
+    """In every node, some pieces whole and evenly, the others end to end into the room left; tiles are local.
 
     Args:
         piece: int64[blocks].
-        longest: pieces up to this share of a device's mean tokens can be light; they are if a token of theirs brings less
-            work than the average.
+        longest: pieces up to this share of a device's mean tokens can stay whole.
+        by_work: only those do whose tokens bring less work than the average, and devices are filled by tokens and work;
+            else by tokens alone, which suits masks under which work is about proportional to tokens.
     """
     owner = np.zeros(len(problem.blocks), np.int32)
     size, work = problem.blocks.size, block_work(problem)
@@ -142,7 +143,8 @@ def laid(problem: Problem, block_node: np.ndarray, piece: np.ndarray, longest: f
         blocks = np.flatnonzero(block_node == node)
         if len(blocks):
             local = piece[blocks] - piece[blocks].min()
-            owner[blocks] = devices[_lay(local, size[blocks], work[blocks], len(devices), longest * mean)]
+            measure = work[blocks] if by_work else size[blocks]
+            owner[blocks] = devices[_lay(local, size[blocks], measure, len(devices), longest * mean)]
     return owner, local_units(problem, owner)
 
 
@@ -165,6 +167,8 @@ def _lay(piece, size, work, devices, longest):
     # What light pieces lack in work, heavy ones of this density have to bring: equal lack on all devices lets them do it.
     density = heavy_work / heavy_tokens if heavy_tokens > 0 else mean_work / mean_tokens
     lack = density * tokens_of - work_of
+    if np.abs(lack).max() <= 1e-9 * mean_work:  # work is tokens: the room that a piece takes is all that counts
+        lack = tokens_of
     tokens, load, lacking, result = (
         np.zeros(devices),
         np.zeros(devices),
