@@ -143,7 +143,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class RowBytes:
-    """Bytes of one token row of one head group, by what travels (DESIGN notes, byte rules; see docs/design.md)."""
+    """Bytes of one token row of one head group, by what travels (the byte rules of docs/design.md)."""
 
     q: int
     """Q, and dO, and with ``reduce_dtype`` equal to the dtype also O and dQ: hDe."""
