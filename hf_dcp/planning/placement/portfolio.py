@@ -200,6 +200,8 @@ def _repair(problem: Problem, graph: Graph, state: State, seed: int) -> None:
         unit = deal_evenly(problem.tile_work, problem.head_groups, problem.world_size)
     dealt_out = make_state(graph, owner, unit)
     refine(strict, dealt_out, REPAIR_EFFORT, seed)
+    if not within_limits(problem, dealt_out):
+        dealt_out = make_state(graph, owner, unit)
     for kept, new in zip(state, dealt_out, strict=True):
         kept[...] = new
 
@@ -209,7 +211,7 @@ def _is_cheap(problem: Problem, score: Score) -> bool:
     inside = score.cost - sum(
         (problem.topology.inter_cost - problem.topology.intra_cost) * p.inter_node for p in score.costed
     )
-    return score.excess == 0 and inside <= CHEAP * kv * problem.topology.intra_cost
+    return problem.limits.possible and score.excess == 0 and inside <= CHEAP * kv * problem.topology.intra_cost
 
 
 def _scored(problem: Problem, name: str, owner: np.ndarray, unit: np.ndarray) -> tuple[Placement, Score]:
