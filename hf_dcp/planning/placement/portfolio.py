@@ -36,18 +36,16 @@ RIVALS = {"ring": 1, "zigzag": 2, "head-ring": 2}
 """Static schemes that a plan is never worse than, and the chunks per device that they cut a sequence into."""
 RIVAL_TILES = 8192
 """They are evaluated where they make at most this many tiles."""
-NODE_EFFORT = 100_000
+NODE_EFFORT = 60_000
 REPAIRS, REPAIR_EFFORT = 4, 30_000
 """What is above a limit at the end is worked on this often."""
 SMALL, SMALL_RESTARTS = 1500, 3
 """A single sequence with at most so many tiles times head groups is refined so often, from the same seeds."""
-ROUNDS = ((2, 60_000, 1.0, 0.8), (1, 90_000, 0.7, 0.9), (1, 130_000, 0.5, 0.9))
+ROUNDS = ((1, 60_000, 1.0, 0.8), (1, 220_000, 0.5, 0.9))
 """Rounds of refinement: how many are kept, effort, temperature relative to the batch's, patience (see `refine`)."""
-ALONE = (0.05, 0.1)
+ALONE = (0.05, 0.05)
 """Temperature and lowest pressure of the limits for a single sequence, whose seeds are good as they are."""
-SMALL_ALONE = (0.2, 0.1)
-"""The same where there are few tiles: then it pays to leave the seed behind."""
-MIXED = (0.2, 0.02)
+MIXED = (0.4, 0.004)
 """The same for mixed lengths, whose seeds are uneven."""
 BANDS = (0.0, 0.04, 0.065)
 """How much more work than their share nodes get in nested bands (see `nested_bands`)."""
@@ -55,7 +53,7 @@ HOPELESS = 1.4
 """Contiguous chunks with more compute imbalance aren't refined."""
 CHEAP = 1.1
 """A placement that costs at most this, in copies of all KV rows inside nodes, needs no search."""
-NODE_ROOM = 0.98
+NODE_ROOM = 0.985
 """Nodes are kept this far inside their limits, so that their devices can be balanced."""
 
 
@@ -165,11 +163,10 @@ def place(problem: Problem, config: DcpConfig) -> tuple[Placement, Score]:
     if found[1].compute_imbalance <= HOPELESS:
         seeds.append(("contiguous", contiguous(problem, graph)))
     alone = len(problem.batch.lengths) == 1
-    small = alone and problem.num_tiles * problem.head_groups <= SMALL
-    if small:
+    if alone and problem.num_tiles * problem.head_groups <= SMALL:
         seeds = seeds * SMALL_RESTARTS
     trials = [(name, make_state(graph, owner, unit), i) for i, (name, (owner, unit)) in enumerate(seeds)]
-    warmth, floor = SMALL_ALONE if small else ALONE if alone else MIXED
+    warmth, floor = ALONE if alone else MIXED
     for keep, effort, temperature, patience in ROUNDS:
         ranked = []
         for name, state, seed in trials:
@@ -200,8 +197,6 @@ def _repair(problem: Problem, graph: Graph, state: State, seed: int) -> None:
         unit = deal_evenly(problem.tile_work, problem.head_groups, problem.world_size)
     dealt_out = make_state(graph, owner, unit)
     refine(strict, dealt_out, REPAIR_EFFORT, seed)
-    if not within_limits(problem, dealt_out):
-        dealt_out = make_state(graph, owner, unit)
     for kept, new in zip(state, dealt_out, strict=True):
         kept[...] = new
 
@@ -211,7 +206,7 @@ def _is_cheap(problem: Problem, score: Score) -> bool:
     inside = score.cost - sum(
         (problem.topology.inter_cost - problem.topology.intra_cost) * p.inter_node for p in score.costed
     )
-    return problem.limits.possible and score.excess == 0 and inside <= CHEAP * kv * problem.topology.intra_cost
+    return score.excess == 0 and inside <= CHEAP * kv * problem.topology.intra_cost
 
 
 def _scored(problem: Problem, name: str, owner: np.ndarray, unit: np.ndarray) -> tuple[Placement, Score]:
@@ -244,10 +239,9 @@ def _node_seeds(problem: Problem, graph: Graph, seed: int) -> list[tuple[str, np
         compute_limit=(full.compute_limit * NODE_ROOM).astype(np.int64),
         token_limit=(full.token_limit * NODE_ROOM).astype(np.int64),
     )
-    pieces = {"sequences": sequence_pieces(problem), "segments": segment_pieces(problem)}
-    if len(problem.batch.lengths) == 1 or np.array_equal(pieces["sequences"], pieces["segments"]):
-        del pieces["sequences"]
-    starts = [(name, pack_pieces(piece, size, work, room, (0.03, 0.08), seed), roomy) for name, piece in pieces.items()]
+    whole = pack_pieces(sequence_pieces(problem), size, work, room, (0.03, 0.08), seed)
+    segments = pack_pieces(segment_pieces(problem), size, work, room, (0.03, 0.08), seed)
+    starts = [("packed", whole, roomy), ("segments", segments, roomy)]
     if len(problem.batch.lengths) == 1:
         starts += [(f"bands {slack}", nested_bands(problem, slack, 0.0), full) for slack in BANDS]
     found = []
