@@ -13,8 +13,9 @@ from hf_dcp.planning.limits import lpt_bound
 from hf_dcp.planning.placement.pieces import segment_cuts
 from hf_dcp.ranges import normalise
 
-UNITS, UNITS_PER_BLOCK = 1400, 8
-"""A search may have this many tiles times head groups, or this many for every block."""
+UNITS, UNITS_ALONE, UNITS_PER_BLOCK = 2000, 600, 8
+"""A search may have this many tiles times head groups (a single sequence fewer: coarse blocks keep its parts whole), or
+this many for every block."""
 PARTS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 """Into how many blocks a device's mean tokens may be cut."""
 
@@ -104,7 +105,8 @@ class Outline:
 
     def _few_tiles(self, size: int, groups: int) -> bool:
         blocks = sum(len(starts) for starts in self.cut(size))
-        return self.tiles(size) * groups <= max(UNITS, UNITS_PER_BLOCK * blocks)
+        most = UNITS_ALONE if len(self.batch.lengths) == 1 else UNITS
+        return self.tiles(size) * groups <= max(most, UNITS_PER_BLOCK * blocks)
 
     def _even_tokens(self, size: int, topology: Topology, config: DcpConfig) -> bool:
         bounds = zip(self.cut(size), self.batch.lengths, strict=True)

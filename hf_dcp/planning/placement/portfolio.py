@@ -36,24 +36,26 @@ RIVALS = {"ring": 1, "zigzag": 2, "head-ring": 2}
 """Static schemes that a plan is never worse than, and the chunks per device that they cut a sequence into."""
 RIVAL_TILES = 8192
 """They are evaluated where they make at most this many tiles."""
-NODE_EFFORT = 60_000
+NODE_EFFORT = 100_000
 REPAIRS, REPAIR_EFFORT = 4, 30_000
 """What is above a limit at the end is worked on this often."""
 SMALL, SMALL_RESTARTS = 1500, 3
 """A single sequence with at most so many tiles times head groups is refined so often, from the same seeds."""
-ROUNDS = ((1, 60_000, 1.0, 0.8), (1, 220_000, 0.5, 0.9))
+ROUNDS = ((2, 60_000, 1.0, 0.8), (1, 90_000, 0.7, 0.9), (1, 130_000, 0.5, 0.9))
 """Rounds of refinement: how many are kept, effort, temperature relative to the batch's, patience (see `refine`)."""
-ALONE = (0.05, 0.05)
+ALONE = (0.05, 0.1)
 """Temperature and lowest pressure of the limits for a single sequence, whose seeds are good as they are."""
-MIXED = (0.4, 0.004)
+SMALL_ALONE = (0.2, 0.1)
+"""The same where there are few tiles: then it pays to leave the seed behind."""
+MIXED = (0.2, 0.02)
 """The same for mixed lengths, whose seeds are uneven."""
-BANDS = (0.0, 0.04, 0.065)
-"""How much more work than their share nodes get in nested bands (see `nested_bands`)."""
+BANDS = (0.0, 0.12, 0.195)
+"""How much less work than its share the innermost node gets in nested bands (see `nested_bands`)."""
 HOPELESS = 1.4
 """Contiguous chunks with more compute imbalance aren't refined."""
 CHEAP = 1.1
 """A placement that costs at most this, in copies of all KV rows inside nodes, needs no search."""
-NODE_ROOM = 0.985
+NODE_ROOM = 0.98
 """Nodes are kept this far inside their limits, so that their devices can be balanced."""
 
 
@@ -163,10 +165,11 @@ def place(problem: Problem, config: DcpConfig) -> tuple[Placement, Score]:
     if found[1].compute_imbalance <= HOPELESS:
         seeds.append(("contiguous", contiguous(problem, graph)))
     alone = len(problem.batch.lengths) == 1
-    if alone and problem.num_tiles * problem.head_groups <= SMALL:
+    small = alone and problem.num_tiles * problem.head_groups <= SMALL
+    if small:
         seeds = seeds * SMALL_RESTARTS
     trials = [(name, make_state(graph, owner, unit), i) for i, (name, (owner, unit)) in enumerate(seeds)]
-    warmth, floor = ALONE if alone else MIXED
+    warmth, floor = SMALL_ALONE if small else ALONE if alone else MIXED
     for keep, effort, temperature, patience in ROUNDS:
         ranked = []
         for name, state, seed in trials:
@@ -197,6 +200,8 @@ def _repair(problem: Problem, graph: Graph, state: State, seed: int) -> None:
         unit = deal_evenly(problem.tile_work, problem.head_groups, problem.world_size)
     dealt_out = make_state(graph, owner, unit)
     refine(strict, dealt_out, REPAIR_EFFORT, seed)
+    if not within_limits(problem, dealt_out):
+        dealt_out = make_state(graph, owner, unit)
     for kept, new in zip(state, dealt_out, strict=True):
         kept[...] = new
 
@@ -206,7 +211,7 @@ def _is_cheap(problem: Problem, score: Score) -> bool:
     inside = score.cost - sum(
         (problem.topology.inter_cost - problem.topology.intra_cost) * p.inter_node for p in score.costed
     )
-    return score.excess == 0 and inside <= CHEAP * kv * problem.topology.intra_cost
+    return problem.limits.possible and score.excess == 0 and inside <= CHEAP * kv * problem.topology.intra_cost
 
 
 def _scored(problem: Problem, name: str, owner: np.ndarray, unit: np.ndarray) -> tuple[Placement, Score]:
@@ -239,16 +244,18 @@ def _node_seeds(problem: Problem, graph: Graph, seed: int) -> list[tuple[str, np
         compute_limit=(full.compute_limit * NODE_ROOM).astype(np.int64),
         token_limit=(full.token_limit * NODE_ROOM).astype(np.int64),
     )
-    whole = pack_pieces(sequence_pieces(problem), size, work, room, (0.03, 0.08), seed)
-    segments = pack_pieces(segment_pieces(problem), size, work, room, (0.03, 0.08), seed)
-    starts = [("packed", whole, roomy), ("segments", segments, roomy)]
+    pieces = {"sequences": sequence_pieces(problem), "segments": segment_pieces(problem)}
+    if len(problem.batch.lengths) == 1 or np.array_equal(pieces["sequences"], pieces["segments"]):
+        del pieces["sequences"]
+    starts = [(name, pack_pieces(piece, size, work, room, (0.03, 0.08), seed), roomy) for name, piece in pieces.items()]
     if len(problem.batch.lengths) == 1:
-        starts += [(f"bands {slack}", nested_bands(problem, slack, 0.0), full) for slack in BANDS]
+        starts += [(f"bands {deficit}", nested_bands(problem, deficit), full) for deficit in BANDS]
     found = []
     for name, block_node, nodes in starts:
         state = make_state(nodes, block_node, np.repeat(block_node[problem.tile_q][:, None], problem.head_groups, 1))
         if nodes is roomy:
             refine(nodes, state, NODE_EFFORT, seed, 0.5, patience=0.5)
-        found.append((cost_of(nodes, state) + penalty_of(nodes, state), name, state))
-    found.sort(key=lambda entry: entry[0])
-    return [(name, state.owner, state.unit) for _, name, state in found[:1]]
+        penalty = penalty_of(nodes, state)
+        found.append((penalty > 0.0, cost_of(nodes, state) + penalty, name, state))
+    found.sort(key=lambda entry: entry[:2])
+    return [(name, state.owner, state.unit) for _, _, name, state in found[:1]]

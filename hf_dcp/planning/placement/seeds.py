@@ -16,8 +16,9 @@ from hf_dcp.planning.problem import Problem
 
 Seed = tuple[np.ndarray, np.ndarray]
 
-HEAVY_ROWS = 0.5
-"""Query blocks with more work than this share of a device's mean run where their KV lives."""
+HEAVY_ROWS, HEAVY_TOKENS = 0.5, 4.0
+"""Query blocks with more work than this share of a device's mean, and this many times the work of other tokens, run where
+their KV lives."""
 
 
 def contiguous(problem: Problem, graph: Graph) -> Seed:
@@ -31,7 +32,9 @@ def contiguous(problem: Problem, graph: Graph) -> Seed:
 
 def local_units(problem: Problem, owner: np.ndarray) -> np.ndarray:
     """Tiles at the owner of their queries, or, in heavy rows, of their KV."""
-    heavy = block_work(problem) > HEAVY_ROWS * problem.limits.total_compute / problem.world_size
+    limits, work = problem.limits, block_work(problem)
+    heavy = work > HEAVY_ROWS * limits.total_compute / problem.world_size
+    heavy &= work * float(limits.total_tokens) > HEAVY_TOKENS * limits.total_compute * problem.blocks.size.astype(float)
     device = np.where(heavy[problem.tile_q], owner[problem.tile_kv], owner[problem.tile_q])
     return np.repeat(device[:, None], problem.head_groups, 1).astype(np.int32)
 

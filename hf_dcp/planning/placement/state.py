@@ -113,7 +113,7 @@ def node_graph(graph: Graph) -> Graph:
 
 
 def _tighter(limit: int, factor: float, possible: bool) -> int:
-    return int(limit * factor) if possible else limit
+    return limit - int(limit * (1 - factor)) if possible else limit  # small limits stay as they are
 
 
 def make_state(graph: Graph, owner: np.ndarray, unit: np.ndarray) -> State:

@@ -15,21 +15,19 @@ from hf_dcp.planning.placement.pieces import block_work
 from hf_dcp.planning.problem import Problem
 
 
-def nested_bands(problem: Problem, work_slack: float, token_slack: float) -> np.ndarray:
+def nested_bands(problem: Problem, deficit: float) -> np.ndarray:
     """
     Args:
-        work_slack: how much more work than their share nodes get, except for the innermost.
-        token_slack: how many more tokens than their share nodes get, except for the outermost.
+        deficit: how much less work than its share the innermost node gets, relative to that; the others share it.
 
     Returns:
         int32[blocks]: the node of each block.
     """
     room = np.bincount(problem.topology.node) / problem.world_size
     work, tokens = block_work(problem), problem.blocks.size
-    work_goal = room * work.sum() * (1 + work_slack)
+    work_goal = room * work.sum() * (1 + deficit / max(1, len(room) - 1))
     work_goal[-1] = max(0.0, work.sum() - work_goal[:-1].sum())
-    token_goal = room * tokens.sum() * (1 + token_slack)
-    token_goal[0] = max(0.0, tokens.sum() - token_goal[1:].sum())
+    token_goal = room * tokens.sum()
     return _bands(tokens.astype(np.float64), work.astype(np.float64), token_goal, work_goal)
 
 
