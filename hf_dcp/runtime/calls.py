@@ -77,7 +77,7 @@ def build_calls(plan: RankPlan, part: WindowPlan, order: np.ndarray) -> list[Cal
     """The kernel calls for the items ``order`` (indices) of one window: every element of them exactly once."""
     calls: list[Call] = []
     cost = max(1, CALL_COST // (plan.shape.head_dim * (plan.shape.heads // plan.head_groups)))
-    for group, pieces in _pieces_by_group(plan, part, np.asarray(order, np.int64)):
+    for group, pieces in pieces_by_group(plan, part, np.asarray(order, np.int64)):
         for begin, end in merge(pieces[:, :2]):
             inside = pieces[(pieces[:, 0] >= begin) & (pieces[:, 1] <= end)]
             calls.extend(_Splitter(group, cost).split(inside, begin, end, []))
@@ -88,7 +88,7 @@ def build_calls(plan: RankPlan, part: WindowPlan, order: np.ndarray) -> list[Cal
 R0, R1, LO, HI, LS, HS, C0, C1 = range(8)
 
 
-def _pieces_by_group(plan: RankPlan, part: WindowPlan, order: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+def pieces_by_group(plan: RankPlan, part: WindowPlan, order: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """Every item or slice of an item as a piece in places: (group, int64[pieces, 8])."""
     items = part.items[order].astype(np.int64)
     if not len(items):
