@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from hf_dcp.bench.batches import read_json, require_lengths
 from hf_dcp.config import DTYPE_BYTES, DcpConfig
 from hf_dcp.masks import Mask, parse_mask
 from hf_dcp.planning.batch import BatchSpec, ModelShape
@@ -41,13 +41,9 @@ def parse_lengths(text: str) -> list[int]:
 
 def read_batch_file(file: Path, default: Mask) -> BatchSpec:
     """A list of lengths, or ``{"sequences": [{"length": L, "mask": SPEC}, ...]}``."""
-    try:
-        content = json.loads(file.read_text("utf-8"))
-    except OSError as error:
-        raise ValueError(f"--batch {file} can't be read ({error.strerror}): give a JSON file") from error
-    except ValueError as error:
-        raise ValueError(f"--batch {file} is no JSON ({error}): write a list such as [4096, 512]") from error
+    content = read_json("--batch", file, "a list such as [4096, 512]")
     if isinstance(content, list):
+        require_lengths(f"--batch {file}", content)
         return BatchSpec(content, default)
     sequences = content.get("sequences") if isinstance(content, dict) else None
     if not isinstance(sequences, list):
