@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hf_dcp.bench.batches import read_json, require_lengths
+from hf_dcp.bench.batches import Named, read_batches, read_json, require_lengths, shortened
 from hf_dcp.config import DTYPE_BYTES, DcpConfig
 from hf_dcp.masks import Mask, parse_mask
 from hf_dcp.planning.batch import BatchSpec, ModelShape
@@ -29,6 +29,18 @@ def read_batch(lengths: str | None, file: Path | None, mask: str) -> BatchSpec:
         except ValueError as error:
             raise ValueError(f"sequence {i}: {error}") from error
     return batch
+
+
+def read_named(lengths: str | None, file: Path | None, divide: int, limit: int | None) -> list[Named]:
+    """The batches of ``--lengths`` or of the file of ``--batches``, as ``--divide`` and ``--limit`` want them.
+
+    Raises:
+        ValueError: if not exactly one of the two is given, or their contents are no batches.
+    """
+    if (lengths is None) == (file is None):
+        raise ValueError("give either --lengths, such as --lengths 4096,512, or --batches FILE.json")
+    named = [("0", parse_lengths(lengths or ""))] if file is None else read_batches(file)
+    return shortened(named, divide, limit)
 
 
 def parse_lengths(text: str) -> list[int]:

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from hf_dcp.bench.planner_rivals import scheme_bytes
 from hf_dcp.planning.batch import RowBytes
 from hf_dcp.planning.bound import forward_bounds
 from hf_dcp.planning.plan import Message, Plan
 from hf_dcp.planning.planner import plan_batch
 from hf_dcp.planning.simulate import DEFAULT_HARDWARE, HARDWARE, PassTimes, Rates, item_areas, message_bytes, simulate
-from hf_dcp.planning.static import SCHEMES, dense_bytes
+from hf_dcp.planning.static import SCHEMES
 
 ROW_EXACT = {"ring": "ring", "zigzag": "zigzag", "head-ring": "head-ring"}
 """Static scheme -> the placement that puts tokens where it does."""
@@ -144,17 +145,11 @@ def static_schemes(plan: Plan) -> dict[str, dict[str, Any]]:
     result: dict[str, dict[str, Any]] = {}
     for name in SCHEMES:
         with suppress(ValueError):
-            result[name] = {"dense": _dense(plan, name)}
+            result[name] = {"dense": scheme_bytes(name, plan.batch, plan.topology, plan.shape, plan.config)}
             row_exact = ROW_EXACT.get(name)
             if row_exact is not None:
                 result[name]["row_exact"] = _row_exact(plan, row_exact)
     return result
-
-
-def _dense(plan: Plan, name: str) -> dict[str, dict[str, int]]:
-    layers = sum(layers for _, layers in plan.shape.windows)
-    call = dense_bytes(name, plan.batch, plan.topology, plan.shape, plan.config.reduce_dtype)
-    return {which: {key: value * layers for key, value in entry.items()} for which, entry in call.items()}
 
 
 def _row_exact(plan: Plan, placement: str) -> dict[str, Any]:

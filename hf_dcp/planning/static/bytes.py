@@ -18,12 +18,14 @@ def dense_bytes(
     reduce_dtype: str | None = None,
     *,
     team: int | None = None,
+    inner: int | None = None,
     executed: bool = False,
 ) -> dict[str, dict[str, int]]:
     """Bytes of one attention call of all ranks, padding included: mask and lengths matter only for the padding.
 
     Args:
         name: a key of `SCHEMES`.
+        team, inner: see `Grid.of`.
         executed: what our rank plans of the scheme send, in place of what the published programs send. They differ
             where heads are split: here an lse travels with every partial O, and backward sends Q, K and V to the team
             again, with lse and delta. (Published programs keep the team's Q, K and V: only ring KV travels again.)
@@ -33,7 +35,7 @@ def dense_bytes(
         and "max_device_bytes" (sent and received by one rank; all ranks send the same).
     """
     scheme = find_scheme(name)
-    grid = Grid.of(scheme, topology, shape.kv_heads, team)
+    grid = Grid.of(scheme, topology, shape.kv_heads, team, inner)
     tokens = pad_batch(batch, scheme, topology.world_size).num_tokens
     row = RowBytes.of(shape, grid.team, reduce_dtype)
     kv, dkv, teams = _links(grid, list(grid.hops())), _links(grid, list(grid.return_hops())), _team_links(grid)

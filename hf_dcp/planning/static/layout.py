@@ -58,13 +58,16 @@ class Grid:
     """Positions of an inner ring; as many as there are positions: one simple ring."""
 
     @classmethod
-    def of(cls, scheme: Scheme, topology: Topology, kv_heads: int, team: int | None = None) -> Grid:
+    def of(
+        cls, scheme: Scheme, topology: Topology, kv_heads: int, team: int | None = None, inner: int | None = None
+    ) -> Grid:
         """
         Args:
             team: ranks that split the heads; None: the most that KV heads allow, inside a node if any fit there.
+            inner: positions of an inner ring, for schemes with a double ring; None: as many as fit in a node.
 
         Raises:
-            ValueError: if ``team`` doesn't divide the KV heads and the ranks.
+            ValueError: if ``team`` doesn't divide the KV heads and the ranks, or ``inner`` the positions.
         """
         world = topology.world_size
         possible = [n for n in range(1, kv_heads + 1) if kv_heads % n == 0 and world % n == 0]
@@ -77,7 +80,12 @@ class Grid:
         if team is not None and team not in possible:
             raise ValueError(f"team must be one of {possible} (a divisor of KV heads and of ranks), not {team}")
         chosen = team or possible[-1]
-        inner = _inner_ring(topology, chosen) if scheme.double else world // chosen
+        positions = world // chosen
+        if inner is not None and (not scheme.double or inner < 1 or positions % inner):
+            only = f"divide the {positions} positions of the ring" if scheme.double else "be None for a simple ring"
+            raise ValueError(f"inner must {only}, which {inner} does not")
+        if inner is None:
+            inner = _inner_ring(topology, chosen) if scheme.double else positions
         return cls(order.reshape(-1, chosen), topology.node, inner)
 
     @property

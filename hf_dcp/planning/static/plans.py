@@ -46,6 +46,7 @@ def plan_static(
     config: DcpConfig | None = None,
     *,
     team: int | None = None,
+    inner: int | None = None,
     pad: bool = True,
 ) -> StaticPlan:
     """The rank plans of a static scheme as published.
@@ -53,14 +54,15 @@ def plan_static(
     Args:
         name: a key of `SCHEMES`.
         config: only its ``reduce_dtype`` matters.
-        team: ranks that split the heads, for the schemes that do; None: see `Grid.of`.
+        team, inner: ranks that split the heads, and positions of an inner ring, for the schemes that have them; None:
+            see `Grid.of`.
         pad: False: don't pad sequences, but cut them into chunks of unequal size.
 
     Raises:
-        ValueError: for an unknown name, or a team that fits neither heads nor ranks.
+        ValueError: for an unknown name, or a team or an inner ring that doesn't fit.
     """
     scheme = find_scheme(name)
-    grid = Grid.of(scheme, topology, shape.kv_heads, team)
+    grid = Grid.of(scheme, topology, shape.kv_heads, team, inner)
     padded = pad_batch(batch, scheme, topology.world_size) if pad else batch
     blocks, owner = cut(padded, scheme, grid)
     rows = DenseRows(blocks, grid, LocalRows.of(blocks, owner, topology.world_size))
