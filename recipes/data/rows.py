@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
+from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-FILES = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv", ".txt": "text"}
+from hf_dcp.data.sources import is_chat, open_dataset
 
-
-def open_dataset(name: str, split: str, config: str | None = None) -> Dataset:
-    """A data set by its name on the hub, a folder saved by ``save_to_disk``, or a JSON, JSON Lines, Parquet, CSV or
-    text file.
-
-    Raises:
-        ValueError: if there is no such split, or a file is of another kind.
-    """
-    path = Path(name)
-    if path.is_file():
-        if path.suffix not in FILES:
-            raise ValueError(f"dataset {name!r} must end in one of {', '.join(FILES)}, or be a folder or a hub name")
-        return load_dataset(FILES[path.suffix], data_files=name, split="train")
-    if path.is_dir() and ((path / "state.json").exists() or (path / "dataset_dict.json").exists()):
-        data = load_from_disk(name)
-        if isinstance(data, DatasetDict):
-            if split not in data:
-                raise ValueError(f"dataset {name!r} has no split {split!r}: use one of {', '.join(data)}")
-            data = data[split]
-        return data
-    return load_dataset(name, config, split=split)
+__all__ = ["is_chat", "open_dataset", "tokenise"]
 
 
 def tokenise(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, column: str, max_length: int) -> Dataset:
@@ -65,21 +44,6 @@ def tokenise(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, column: str, 
     if len(rows) == 0:
         raise ValueError(f"no row of column {column!r} has a token")
     return rows
-
-
-def is_chat(value: object, column: str) -> bool:
-    """Whether a column's value is a chat rather than a text. Raises ValueError if it is neither."""
-    if isinstance(value, str):
-        return False
-    if (
-        isinstance(value, list)
-        and value
-        and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value)
-    ):
-        return True
-    raise ValueError(
-        f"column {column!r} must hold strings, or chats as lists of {{'role', 'content'}}, not {type(value).__name__}"
-    )
 
 
 def _encode(
