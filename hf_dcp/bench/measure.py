@@ -33,8 +33,14 @@ class Timings:
     """Of the last round."""
 
 
-def measure(contestants: Sequence[Contestant], group: Group, repeats: int, warmup: int) -> list[Timings]:
-    """Rounds in which every contestant has its turn, in alternating order. Collective."""
+def measure(
+    contestants: Sequence[Contestant], group: Group, repeats: int, warmup: int, alone: bool = True
+) -> list[Timings]:
+    """Rounds in which every contestant has its turn, in alternating order. Collective.
+
+    Args:
+        alone: also let compute and exchange have turns of their own, where contestants have plans for them.
+    """
     timings = [Timings() for _ in contestants]
     order = list(range(len(contestants)))
     for round_number in range(warmup + repeats):
@@ -42,7 +48,7 @@ def measure(contestants: Sequence[Contestant], group: Group, repeats: int, warmu
             timings = [Timings() for _ in contestants]
         for i in order if round_number % 2 == 0 else reversed(order):
             contestant, timing = contestants[i], timings[i]
-            for part, plan in {WHOLE: contestant.plan, **contestant.alone}.items():
+            for part, plan in {WHOLE: contestant.plan, **(contestant.alone if alone else {})}.items():
                 _turn(contestant, part, plan, timing, group)
     return timings
 

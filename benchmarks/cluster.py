@@ -1,0 +1,205 @@
+#!/usr/bin/env python
+"""Attention under DCP and under static context parallelism on an emulated cluster, cell by cell.
+
+    python benchmarks/cluster.py --nodes 4 --per-node 1 --mbit 100 --results results.jsonl
+
+A cell is one batch and one mask. Cells that the results file holds already are left out, and no new one begins when
+``--budget`` seconds are over, so that the command is repeated until it says that nothing is missing. It starts itself
+once per rank in `benchmarks/netcluster`, which needs root and iproute2.
+
+Static schemes are many: of the dense ones the two with the least predicted time run, of the row-exact ones the best,
+and zigzag beside it on a single sequence. The prediction (`hf_dcp.planning.simulate`) uses the rates of this cluster.
+Before its rounds every contestant is prepared: kernel calls, masks, message tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hf_dcp.bench.batches import attended, read_batches, with_mask
+from hf_dcp.bench.compare import speedups
+from hf_dcp.bench.contestants import DENSE, ROW_EXACT, Contestant, make_contestants, make_rank_plans
+from hf_dcp.bench.group import Group
+from hf_dcp.bench.measure import collect, measure
+from hf_dcp.config import DcpConfig
+from hf_dcp.planning.batch import BatchSpec, ModelShape
+from hf_dcp.planning.plan import PASSES
+from hf_dcp.planning.simulate import Rates, simulate
+
+FOLDER = Path(__file__).parent
+BATCHES = FOLDER / "data" / "cluster_batches.json"
+SHAPE = ModelShape(heads=8, kv_heads=2, head_dim=64, dtype="fp32")
+MASKS = ("causal", "lambda:8,512", "blockwise:32,2,1,1", "shared:0.2x4")
+CORE_FLOPS = 60e9
+"""What the kernel reaches on a core; ranks share the cores of this machine."""
+INSIDE_BYTES = 1e9
+"""Bytes/s between ranks of a node, which are not shaped."""
+CELL_S = 36.0
+"""Rounds that count, at least 1 and at most 3, are as many as fit into about so many seconds."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    batch: str
+    mask: str
+    lengths: tuple[int, ...]
+
+
+def main() -> int:
+    options = parse()
+    if "RANK" not in os.environ:
+        return start_ranks(options)
+    group = Group.join()
+    try:
+        run_cells(options, group)
+    finally:
+        group.leave()
+    return 0
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--per-node", type=int, default=1)
+    parser.add_argument("--mbit", type=int, default=100, help="each node's link, both ways")
+    parser.add_argument("--results", type=Path, required=True, help="JSON lines; cells are appended")
+    parser.add_argument("--batches", type=Path, default=BATCHES)
+    parser.add_argument("--only", default="/0", help="only batches whose name contains this")
+    parser.add_argument("--masks", nargs="*", default=MASKS)
+    parser.add_argument("--budget", type=float, default=200.0, help="seconds after which no new cell begins")
+    return parser.parse_args()
+
+
+def start_ranks(options: argparse.Namespace) -> int:
+    """Run this program on every rank of an emulated cluster."""
+    cluster = [str(FOLDER / "netcluster"), *(str(n) for n in (options.nodes, options.per_node, options.mbit)), "--"]
+    limit = str(int(options.budget + 120))
+    return subprocess.run(
+        [*cluster, sys.executable, *sys.argv], env={**os.environ, "TIMEOUT_S": limit}, check=False
+    ).returncode
+
+
+def run_cells(options: argparse.Namespace, group: Group) -> None:
+    begin = time.monotonic()
+    setting = {"nodes": options.nodes, "per_node": options.per_node, "mbit": options.mbit}
+    missing = [Cell(*cell) for cell in group.gather(find_missing(options, setting) if group.rank == 0 else None)[0]]
+    rates = cluster_rates(options.mbit, group.world_size)
+    measure_cell(Cell("warm-up", "causal", (64,)), rates, group)
+    longest = 0.0
+    for number, cell in enumerate(missing):
+        now = time.monotonic() - begin
+        if number and any(group.gather(now + longest > options.budget)):
+            break
+        say(group, f"{len(missing) - number} cells missing: {cell.batch}, {cell.mask}")
+        result = measure_cell(cell, rates, group)
+        longest = max(longest, time.monotonic() - begin - now)
+        if group.rank == 0:
+            with options.results.open("a") as file:
+                file.write(json.dumps({**setting, **result}) + "\n")
+            total = result["speedups"]["dense"]["total"]
+            say(group, f"  {total['speedup']:.2f} x {total['best']}, ceiling {total['ceiling']:.2f}, {longest:.0f} s")
+
+
+def say(group: Group, text: str) -> None:
+    if group.rank == 0:
+        print(text, file=sys.stderr, flush=True)
+
+
+def find_missing(options: argparse.Namespace, setting: dict[str, Any]) -> list[list[Any]]:
+    lines = options.results.read_text().splitlines() if options.results.exists() else []
+    results = [json.loads(line) for line in lines]
+    done = {(r["batch"], r["mask"]) for r in results if setting.items() <= r.items()}
+    named = [(name, lengths) for name, lengths in read_batches(options.batches) if options.only in name]
+    return [[name, mask, lengths] for name, lengths in named for mask in options.masks if (name, mask) not in done]
+
+
+def cluster_rates(mbit: int, world: int) -> Rates:
+    return Rates(CORE_FLOPS * min(1.0, (os.cpu_count() or 1) / world), mbit * 1e6 / 8, INSIDE_BYTES)
+
+
+def measure_cell(cell: Cell, rates: Rates, group: Group) -> dict[str, Any]:
+    batch = with_mask(cell.lengths, cell.mask)
+    predicted = predict(batch, rates, group)
+    names = choose(predicted, len(cell.lengths))
+    contestants = make_contestants(names, batch, group, SHAPE, DcpConfig(), alone=True)
+    for contestant in contestants:
+        if contestant.name in ROW_EXACT:
+            contestant.alone = {}
+        warm_up(contestant)
+    load, wire = os.getloadavg()[0], wire_bytes()
+    # compute and exchange alone take about as long again as the whole
+    repeats = max(1, min(3, int(CELL_S / (2 * sum(predicted[name] for name in names)))))
+    timings = measure(contestants, group, repeats, warmup=0)
+    sent = sum(group.gather(wire_bytes() - wire))
+    reports = {c.name: collect(c, timing, group) for c, timing in zip(contestants, timings, strict=True)}
+    return {
+        "commit": commit(),
+        "batch": cell.batch,
+        "mask": cell.mask,
+        "lengths": list(cell.lengths),
+        "attended": attended(batch),
+        "repeats": repeats,
+        "load": load,
+        "predicted_s": predicted,
+        "plans": reports,
+        "speedups": speedups(reports),
+        "wire_bytes": sent,
+        "wire_planned": planned_on_wire(contestants, reports, repeats),
+    }
+
+
+def commit() -> str:
+    """The commit of this code, empty outside of a repository."""
+    command = ["git", "-C", str(FOLDER), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def predict(batch: BatchSpec, rates: Rates, group: Group) -> dict[str, float]:
+    """Seconds of forward and backward of dcp and of all static schemes, each predicted by one rank. Collective."""
+    mine = {}
+    for name in ("dcp", *DENSE, *ROW_EXACT)[group.rank :: group.world_size]:
+        plans = make_rank_plans(name, batch, group.topology, SHAPE, DcpConfig())
+        mine[name] = sum(simulate(plans, which, rates).total_s for which in PASSES)
+    return {name: value for part in group.gather(mine) for name, value in part.items()}
+
+
+def warm_up(contestant: Contestant) -> None:
+    """Prepare all plans of a contestant, masks included, as its first call would."""
+    for plan in (contestant.plan, *contestant.alone.values()):
+        for which in PASSES:
+            for calls in plan.executor.prepared(contestant.window, which).calls:
+                for call in calls:
+                    plan.executor.masks.get(call.mask)
+
+
+def choose(predicted: dict[str, float], sequences: int) -> list[str]:
+    dense, exact = (sorted(names, key=predicted.__getitem__) for names in (DENSE, ROW_EXACT))
+    return list(dict.fromkeys(["dcp", *dense[:2], exact[0], *(["zigzag"] if sequences == 1 else [])]))
+
+
+def wire_bytes() -> int:
+    """Bytes that this node's interface has sent, counted by its first rank."""
+    if os.environ["LOCAL_RANK"] != "0":
+        return 0
+    return int(Path("/sys/class/net/eth0/statistics/tx_bytes").read_text())
+
+
+def planned_on_wire(contestants: list[Contestant], reports: dict[str, Any], rounds: int) -> int:
+    """Planned bytes between nodes of all turns: whole ones and those of the exchange alone."""
+    total = 0
+    for c in contestants:
+        each = sum(reports[c.name][which]["bytes_planned"]["inter"] for which in PASSES)
+        total += each * rounds * (2 if c.alone else 1)
+    return total
+
+
+if __name__ == "__main__":
+    sys.exit(main())
