@@ -19,7 +19,8 @@ from enum import IntEnum
 import numpy as np
 
 from hf_dcp.planning.plan import Item, RankPlan, Slice, WindowPlan
-from hf_dcp.runtime.intervals import Intervals, merge, subtract, union, width
+from hf_dcp.runtime.intervals import merge, subtract, union, width
+from hf_dcp.runtime.pieces import R0, R1, look_at, middle, triangle
 
 CALL_COST = 470_000
 """What a further kernel call costs, in (attended elements x heads x head dim); measured on one core."""
@@ -27,8 +28,6 @@ SPLIT_GAIN = 5
 """A node is split where its masked waste exceeds so many calls; at 128 rows both choices cost the same."""
 MIN_COLUMNS = 16
 """Columns that are worth a call of their own before a node is split."""
-SAMPLES = 64
-"""Rows of a piece that are looked at to estimate its area."""
 MIN_ROWS = 32
 """Rows of the smallest node: below, the kernel's own blocking makes smaller calls no cheaper."""
 
@@ -78,14 +77,10 @@ def build_calls(plan: RankPlan, part: WindowPlan, order: np.ndarray) -> list[Cal
     calls: list[Call] = []
     cost = max(1, CALL_COST // (plan.shape.head_dim * (plan.shape.heads // plan.head_groups)))
     for group, pieces in pieces_by_group(plan, part, np.asarray(order, np.int64)):
-        for begin, end in merge(pieces[:, :2]):
-            inside = pieces[(pieces[:, 0] >= begin) & (pieces[:, 1] <= end)]
-            calls.extend(_Splitter(group, cost).split(inside, begin, end, []))
+        for begin, end in merge(pieces[:, :2]).tolist():
+            inside = pieces[(pieces[:, R0] >= begin) & (pieces[:, R1] <= end)]
+            calls.extend(_Splitter(group, cost).split(inside, begin, end, np.zeros((0, 2), np.int64)))
     return calls
-
-
-# Columns of a piece: rows [R0, R1); row r attends to [LO + (r - R0) * LS, HI + (r - R0) * HS), cut to [C0, C1).
-R0, R1, LO, HI, LS, HS, C0, C1 = range(8)
 
 
 def pieces_by_group(plan: RankPlan, part: WindowPlan, order: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
@@ -145,131 +140,47 @@ class _Splitter:
     def __init__(self, group: int, cost: int) -> None:
         self.group, self.cost = group, cost
 
-    def split(self, pieces: np.ndarray, begin: int, end: int, done: Intervals) -> Iterator[Call]:
+    def split(self, pieces: np.ndarray, begin: int, end: int, done: np.ndarray) -> Iterator[Call]:
         """Calls for rows [begin, end) of the pieces, without the columns ``done``, which an ancestor has emitted."""
-        cut = _cut(pieces, begin, end)
+        cut, common, rest, cheap = look_at(pieces, begin, end, done, SPLIT_GAIN * self.cost)
         if not len(cut):
             return
         rows = end - begin
-        common = subtract(_common(cut, rows), done)
-        rest = subtract(subtract(merge(np.stack([_lo_min(cut), _hi_max(cut)], 1)), done), common)
-        allowed, masked = SPLIT_GAIN * self.cost, rows * width(rest)
-        if rows <= MIN_ROWS or masked <= allowed or masked - _area(cut, rest) <= allowed:
+        if cheap or rows <= MIN_ROWS:
             yield from self._leaf(cut, begin, end, common, rest)
             return
-        middle = _middle(cut, begin, end)
+        half = middle(cut, begin, end)
         if width(common) >= MIN_COLUMNS and rows * width(common) >= 2 * self.cost:
             yield self._call(begin, end, common, Kind.FULL)
             done = union(done, common)
-        yield from self.split(cut, begin, middle, done)
-        yield from self.split(cut, middle, end, done)
+        yield from self.split(cut, begin, half, done)
+        yield from self.split(cut, half, end, done)
 
-    def _leaf(self, cut: np.ndarray, begin: int, end: int, common: Intervals, rest: Intervals) -> Iterator[Call]:
-        rows = end - begin
-        if not rest:
-            if common:
-                yield self._call(begin, end, common, Kind.FULL)
-            return
-        triangle = _triangle(cut, rest, begin, end)
-        if triangle is None and rows * width(common) < 2 * self.cost:
-            common, rest = [], union(common, rest)
-        if triangle is not None:
-            first, column = triangle
-            if first == begin + 1 and any(last == column for _, last in common):
+    def _leaf(self, cut: np.ndarray, begin: int, end: int, common: np.ndarray, rest: np.ndarray) -> Iterator[Call]:
+        first, column = triangle(cut, rest, begin, end)
+        if first >= 0:
+            if first == begin + 1 and (common[:, 1] == column).any():
                 # The column before is still to do, for all rows: taken in, it makes the triangle as large as the node.
                 first, column = begin, column - 1
-                common = subtract(common, [(column, column + 1)])
-            yield self._call(first, end, [(column, column + end - first)], Kind.CAUSAL)
-        else:
+                common = subtract(common, np.array([[column, column + 1]]))
+            triangular = np.array([[column, column + end - first]])
+            yield self._call(first, end, triangular, Kind.CAUSAL)
+        elif len(rest):
+            if (end - begin) * width(common) < 2 * self.cost:
+                common, rest = common[:0], union(common, rest)
             yield self._call(begin, end, rest, Kind.MASKED, _mask_spec(cut, begin, end, rest))
-        if common:
+        if len(common):
             yield self._call(begin, end, common, Kind.FULL)
 
-    def _call(self, begin: int, end: int, kv: Intervals, kind: Kind, mask: MaskSpec | None = None) -> Call:
-        return Call(self.group, (begin, end), tuple(kv), kind, mask)
+    def _call(self, begin: int, end: int, kv: np.ndarray, kind: Kind, mask: MaskSpec | None = None) -> Call:
+        return Call(self.group, (begin, end), tuple((first, last) for first, last in kv.tolist()), kind, mask)
 
 
-def _cut(pieces: np.ndarray, begin: int, end: int) -> np.ndarray:
-    """The pieces cut to rows [begin, end); pieces without such rows dropped."""
-    cut = pieces[(pieces[:, R0] < end) & (pieces[:, R1] > begin)].copy()
-    skip = np.maximum(begin - cut[:, R0], 0)
-    cut[:, R0] += skip
-    cut[:, LO] += skip * cut[:, LS]
-    cut[:, HI] += skip * cut[:, HS]
-    cut[:, R1] = np.minimum(cut[:, R1], end)
-    return cut
-
-
-def _lo_min(p: np.ndarray) -> np.ndarray:
-    return np.clip(p[:, LO], p[:, C0], p[:, C1])
-
-
-def _lo_max(p: np.ndarray) -> np.ndarray:
-    return np.clip(p[:, LO] + (p[:, R1] - p[:, R0] - 1) * p[:, LS], p[:, C0], p[:, C1])
-
-
-def _hi_min(p: np.ndarray) -> np.ndarray:
-    return np.clip(p[:, HI], p[:, C0], p[:, C1])
-
-
-def _hi_max(p: np.ndarray) -> np.ndarray:
-    return np.clip(p[:, HI] + (p[:, R1] - p[:, R0] - 1) * p[:, HS], p[:, C0], p[:, C1])
-
-
-def _common(p: np.ndarray, rows: int) -> Intervals:
-    """Columns that all rows attend to: there the pieces' rows add up, since pieces are disjoint."""
-    lo, hi, count = _lo_max(p), _hi_min(p), p[:, R1] - p[:, R0]
-    keep = lo < hi
-    at = np.concatenate([lo[keep], hi[keep]])
-    change = np.concatenate([count[keep], -count[keep]])
-    order = np.argsort(at, kind="stable")
-    at, total = at[order], np.cumsum(change[order])
-    inside = np.flatnonzero((total[:-1] == rows) & (at[:-1] < at[1:])) if len(at) else np.zeros(0, np.int64)
-    return merge(np.stack([at[inside], at[inside + 1]], 1)) if len(inside) else []
-
-
-def _area(p: np.ndarray, inside: Intervals) -> int:
-    """About how many attended elements are in the columns ``inside``: exact for pieces of few rows, else by samples."""
-    count = (p[:, R1] - p[:, R0])[:, None]
-    samples = min(SAMPLES, int(count.max()))
-    step = (2 * np.arange(samples) + 1) * count // (2 * samples)
-    lo = np.clip(p[:, LO, None] + step * p[:, LS, None], p[:, C0, None], p[:, C1, None])
-    hi = np.clip(p[:, HI, None] + step * p[:, HS, None], p[:, C0, None], p[:, C1, None])
-    total = 0.0
-    for begin, end in inside:
-        width_of_row = np.maximum(np.minimum(hi, end) - np.maximum(lo, begin), 0)
-        total += float((width_of_row.mean(1) * count[:, 0]).sum())
-    return round(total)
-
-
-def _middle(p: np.ndarray, begin: int, end: int) -> int:
-    """Where to halve the rows: at a bound of a piece if one is near the middle."""
-    middle = (begin + end) // 2
-    bounds = np.unique(p[:, :2])
-    near = bounds[np.abs(bounds - middle) <= (end - begin) // 4]
-    return int(near[np.argmin(np.abs(near - middle))]) if len(near) else middle
-
-
-def _triangle(p: np.ndarray, rest: Intervals, begin: int, end: int) -> tuple[int, int] | None:
-    """(first row, first column) if what is left is one aligned causal triangle that ends with the last row."""
-    if len(rest) != 1:
-        return None
-    column, last = rest[0]
-    touching = p[(_lo_min(p) < last) & (_hi_max(p) > column)]
-    if len(touching) != 1:
-        return None
-    piece = touching[0]
-    first = end - (last - column)
-    diagonal = piece[HS] == 1 and piece[HI] + (first - piece[R0]) == column + 1
-    whole = piece[R0] <= first and piece[R1] == end and begin <= first
-    return (first, column) if diagonal and whole and _lo_max(touching)[0] <= column and last <= piece[C1] else None
-
-
-def _mask_spec(p: np.ndarray, begin: int, end: int, columns: Intervals) -> MaskSpec:
+def _mask_spec(p: np.ndarray, begin: int, end: int, columns: np.ndarray) -> MaskSpec:
     """The pieces in coordinates of a call with these rows and columns, in a form that is equal for equal masks."""
     found: list[tuple[int, ...]] = []
     offset = 0
-    for first, last in columns:
+    for first, last in columns.tolist():
         shift = offset - first
         for r0, r1, lo, hi, lo_slope, hi_slope, c0, c1 in p.tolist():
             c0, c1, lo, hi = max(c0, first) + shift, min(c1, last) + shift, lo + shift, hi + shift

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hf_dcp.runtime.buffers import BufferPool
 from hf_dcp.runtime.groups import Communicator, Stats
 from hf_dcp.runtime.messages import HEADER_BYTES, MessageTable, PreparedMessage
 from hf_dcp.runtime.rows import Rows
@@ -46,13 +47,16 @@ class Exchanges:
     """Where sent bytes are counted."""
     call: int
     """Number of this attention call on the communicator."""
+    buffers: BufferPool
     _receiving: dict[int, list[_Pending]] = field(default_factory=dict)
     _sending: list[_Pending] = field(default_factory=list)
+    _lent: dict[int, Tensor] = field(default_factory=dict)
+    """Buffers of messages, by address."""
 
     def start(self, exchange: int, tensors: dict[str, Rows]) -> None:
         """Post all messages of an exchange; outgoing rows are read from ``tensors`` now."""
         messages = self.table.by_exchange.get(exchange, [])
-        incoming = [(m, m.new_buffer(self.device)) for m in messages if m.incoming]
+        incoming = [(m, self._buffer(m)) for m in messages if m.incoming]
         outgoing = [(m, self._packed(m, tensors)) for m in messages if not m.incoming]
         for partial in (False, True):
             self._post([pair for pair in incoming + outgoing if pair[0].partial == partial], partial)
@@ -69,14 +73,27 @@ class Exchanges:
             self._check(pending)
         return [(pending.message, pending.buffer) for pending in done]
 
+    def give_back(self, buffer: Tensor) -> None:
+        """What was received here has been copied or added elsewhere."""
+        self.buffers.take_back([self._lent.pop(buffer.data_ptr())])
+
     def drain(self) -> None:
-        """Complete all sends."""
+        """Complete all sends; all buffers may have other use from now on."""
         sending, self._sending = self._sending, []
         for pending in sending:
             self._complete(pending)
+        if not self._receiving:
+            self.buffers.take_back(list(self._lent.values()))
+            self._lent.clear()
+
+    def _buffer(self, message: PreparedMessage) -> Tensor:
+        """Where a message is received, or packed to be sent; lent until `give_back` or `drain`."""
+        lent = self.buffers.lend(message.size)
+        self._lent[lent.data_ptr()] = lent
+        return lent[: message.size]
 
     def _packed(self, message: PreparedMessage, tensors: dict[str, Rows]) -> Tensor:
-        buffer = message.new_buffer(self.device)
+        buffer = self._buffer(message)
         header = torch.tensor(self._header(message), dtype=torch.int64)
         buffer[:HEADER_BYTES].view(torch.int64).copy_(header)
         message.pack(tensors, buffer)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hf_dcp.planning.plan import Op, WindowPlan
+from hf_dcp.runtime.buffers import BufferPool
 from hf_dcp.runtime.calls import Call, build_calls
 from hf_dcp.runtime.exchange import Exchanges, signed
 from hf_dcp.runtime.groups import Communicator, find_communicator
@@ -51,6 +52,11 @@ class Executor:
         if found.rank != self.plan.rank:
             raise RuntimeError(f"the plan is for rank {self.plan.rank}, but this is rank {found.rank} of its group")
         return found
+
+    @cached_property
+    def buffers(self) -> BufferPool:
+        """Shared by all plans of a communicator."""
+        return BufferPool(self.device) if self.communicator is None else self.communicator.buffers(self.device)
 
     def prepared(self, window: int | None, which: str, keep: bool = False) -> Prepared:
         """What the calls of one window and pass share.
@@ -102,7 +108,9 @@ class Executor:
         all_stats = (self.stats,) if communicator is None else (self.stats, communicator.stats)
         for stats in all_stats:
             stats.calls[which] += 1
-        return Exchanges(prepared.messages, communicator, which, self.plan.digest, self.device, all_stats, call)
+        return Exchanges(
+            prepared.messages, communicator, which, self.plan.digest, self.device, all_stats, call, self.buffers
+        )
 
     def _agree(self, communicator: Communicator) -> None:
         digests = [row[0] for row in communicator.gather_numbers([signed(self.plan.digest)])]

@@ -10,6 +10,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from hf_dcp.runtime.buffers import BufferPool
+
 
 @dataclass
 class Stats:
@@ -45,6 +47,7 @@ class Communicator:
     stats: Stats = field(default_factory=Stats)
     sequence: int = 0
     """Attention calls so far: equal on all ranks, since all make the same calls in the same order."""
+    _buffers: dict[torch.device, BufferPool] = field(default_factory=dict)
 
     @property
     def world_size(self) -> int:
@@ -94,6 +97,10 @@ class Communicator:
         """Where small tensors for collective calls have to be."""
         backend = dist.get_backend(self.forward_group)
         return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
+
+    def buffers(self, device: torch.device) -> BufferPool:
+        """Memory that the attention calls of all plans on a device share."""
+        return self._buffers.setdefault(device, BufferPool(device))
 
     def gather_numbers(self, values: Sequence[int]) -> list[list[int]]:
         """The same few int64 of every rank, in rank order. Collective over the group."""

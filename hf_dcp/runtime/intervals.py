@@ -1,46 +1,56 @@
-"""Sets of integers as half-open intervals."""
+"""Sets of integers as half-open intervals, int64[n, 2]: sorted, disjoint and not touching. Compiled."""
 
 from __future__ import annotations
 
+import numba as nb
 import numpy as np
 
-Intervals = list[tuple[int, int]]
-"""Half-open, sorted, disjoint and not touching."""
 
-
-def merge(intervals: np.ndarray) -> Intervals:
-    """Union of half-open intervals int64[n, 2]."""
-    merged: list[list[int]] = []
-    for begin, end in sorted(map(tuple, intervals.tolist())):
+@nb.njit(cache=True)
+def merge(intervals: np.ndarray) -> np.ndarray:
+    """Union of any half-open intervals int64[n, 2], empty ones and overlapping ones included."""
+    merged = np.empty((len(intervals), 2), np.int64)
+    count = 0
+    for i in np.argsort(intervals[:, 0]):
+        begin, end = intervals[i, 0], intervals[i, 1]
         if begin >= end:
             continue
-        if merged and begin <= merged[-1][1]:
-            merged[-1][1] = max(merged[-1][1], end)
+        if count and begin <= merged[count - 1, 1]:
+            merged[count - 1, 1] = max(merged[count - 1, 1], end)
         else:
-            merged.append([begin, end])
-    return [(begin, end) for begin, end in merged]
+            merged[count, 0], merged[count, 1] = begin, end
+            count += 1
+    return merged[:count]
 
 
-def union(a: Intervals, b: Intervals) -> Intervals:
-    return merge(np.array(a + b, np.int64).reshape(-1, 2))
+@nb.njit(cache=True)
+def union(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return merge(np.concatenate((a, b)))
 
 
-def subtract(a: Intervals, b: Intervals) -> Intervals:
+@nb.njit(cache=True)
+def subtract(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Points of a that are not in b."""
-    left: Intervals = []
-    for begin, end in a:
-        for first, last in b:
+    left = np.empty((len(a) + len(b), 2), np.int64)
+    count = 0
+    for i in range(len(a)):
+        begin, end = a[i, 0], a[i, 1]
+        for j in range(len(b)):
+            first, last = b[j, 0], b[j, 1]
             if last <= begin or first >= end:
                 continue
             if begin < first:
-                left.append((begin, first))
+                left[count, 0], left[count, 1] = begin, first
+                count += 1
             begin = last
             if begin >= end:
                 break
         if begin < end:
-            left.append((begin, end))
-    return left
+            left[count, 0], left[count, 1] = begin, end
+            count += 1
+    return left[:count]
 
 
-def width(intervals: Intervals) -> int:
-    return sum(end - begin for begin, end in intervals)
+@nb.njit(cache=True)
+def width(intervals: np.ndarray) -> int:
+    return (intervals[:, 1] - intervals[:, 0]).sum()

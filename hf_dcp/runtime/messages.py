@@ -39,6 +39,10 @@ class Section:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
     def view(self, buffer: Tensor) -> Tensor:
         """This section of a message buffer uint8[bytes], as its shape and dtype."""
         end = self.offset + math.prod(self.shape) * self.dtype.itemsize
@@ -58,8 +62,10 @@ class PreparedMessage:
     sections: tuple[Section, ...]
     payload_bytes: int
 
-    def new_buffer(self, device: torch.device) -> Tensor:
-        return torch.empty(HEADER_BYTES + self.payload_bytes, dtype=torch.uint8, device=device)
+    @property
+    def size(self) -> int:
+        """Bytes, header included."""
+        return HEADER_BYTES + self.payload_bytes
 
     def pack(self, tensors: dict[str, Rows], buffer: Tensor) -> None:
         for section in self.sections:
@@ -124,8 +130,8 @@ class _Builder:
             if names and len(own):
                 index = Index.of(self.plan, own, self.device)
                 sections += [self._section(name, index, partial) for name in names]
-        # The widest elements first, so that every section is aligned.
-        sections.sort(key=lambda section: -section.dtype.itemsize)
+        # Rows of whole 16 bytes first, as kernels read them in place; then the widest elements, so that all is aligned.
+        sections.sort(key=lambda section: (section.row_bytes % 16 != 0, -section.dtype.itemsize))
         placed, offset = [], HEADER_BYTES
         for s in sections:
             placed.append(Section(s.name, s.index, offset, s.shape, s.dtype))

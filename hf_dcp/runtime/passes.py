@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -12,11 +13,12 @@ from torch import Tensor
 
 from hf_dcp.planning.plan import Op, PassPlan, WindowPlan
 from hf_dcp.runtime.attend import Kernel
+from hf_dcp.runtime.buffers import shaped
 from hf_dcp.runtime.calls import Call
 from hf_dcp.runtime.exchange import Exchanges
 from hf_dcp.runtime.kernels.merge import merge
 from hf_dcp.runtime.messages import MessageTable, PreparedMessage
-from hf_dcp.runtime.rows import Rows, zero_rows
+from hf_dcp.runtime.rows import Rows
 
 if TYPE_CHECKING:
     from hf_dcp.runtime.executor import Executor
@@ -81,6 +83,8 @@ class _Run:
     tensors: dict[str, Rows] = field(default_factory=dict)
     received: dict[int, list[tuple[PreparedMessage, Tensor]]] = field(default_factory=dict)
     """Partial results by exchange, until their REDUCE."""
+    lent: list[Tensor] = field(default_factory=list)
+    """Buffers behind remote rows."""
 
     def __post_init__(self) -> None:
         self.prepared = self.executor.prepared(self.features.window, self.which, self.features.keep)
@@ -89,13 +93,17 @@ class _Run:
 
     def walk(self) -> None:
         """Execute the instructions one after the other."""
-        steps = {Op.START: self.start, Op.ATTEND: self.attend, Op.WAIT: self.wait, Op.REDUCE: self.reduce}
         record = self.executor.record
         for op, argument in self.prepared.program:
             begin = time.perf_counter() if record else 0.0
-            steps.get(op, self.finish)(argument)
+            self.step(op, argument)
             if record:
                 record(self.which, op, argument, begin, time.perf_counter())
+
+    def step(self, op: Op, argument: int) -> None:
+        """Execute one instruction."""
+        steps = {Op.START: self.start, Op.ATTEND: self.attend, Op.WAIT: self.wait, Op.REDUCE: self.reduce}
+        steps.get(op, self.finish)(argument)
 
     def start(self, exchange: int) -> None:
         self.exchanges.start(exchange, self.tensors)
@@ -106,6 +114,7 @@ class _Run:
                 self.received.setdefault(exchange, []).append((message, buffer))
             else:
                 message.unpack(self.tensors, buffer)
+                self.exchanges.give_back(buffer)
                 self.unpacked(message)
 
     def unpacked(self, message: PreparedMessage) -> None:
@@ -123,14 +132,28 @@ class _Run:
     def inputs(self, x: Tensor, remote: int) -> Rows:
         """Rows of an input [1, heads, S, D], in the dtype of computation, remote rows still to come."""
         local = x[0].to(self.executor.compute_dtype)
-        plan = self.executor.plan
-        space = local.new_empty((remote, x.shape[1] // plan.head_groups, x.shape[3]))
-        return Rows(local, space, plan.num_local, plan.head_groups)
+        return self.rows(local, self.space(remote, x.shape[1], x.shape[3]))
 
-    def zeros(self, like: Tensor, heads: int, remote: int, dim: int | None, value: float = 0.0) -> Rows:
-        return zero_rows(
-            self.executor.plan, heads, remote, like.new_empty(0, dtype=self.executor.compute_dtype), dim, value
-        )
+    def zeros(self, heads: int, remote: int, dim: int | None, value: float = 0.0) -> Rows:
+        """Accumulators of local and remote rows; the local ones, tokens outside and heads inside, may be returned."""
+        tail = () if dim is None else (dim,)
+        shape = (max(self.executor.plan.num_local, 1), heads, *tail)
+        local = torch.full(shape, value, dtype=self.executor.compute_dtype, device=self.executor.device)
+        return self.rows(local.transpose(0, 1), self.space(remote, heads, *tail).fill_(value))
+
+    def rows(self, local: Tensor, remote: Tensor) -> Rows:
+        return Rows(local, remote, self.executor.plan.num_local, self.executor.plan.head_groups)
+
+    def space(self, rows: int, heads: int, *tail: int) -> Tensor:
+        """Memory for remote rows until the pass ends, of whatever content: [rows, heads / groups, ...]."""
+        shape, dtype = (rows, heads // self.executor.plan.head_groups, *tail), self.executor.compute_dtype
+        self.lent.append(self.executor.buffers.lend(math.prod(shape) * dtype.itemsize))
+        return shaped(self.lent[-1], shape, dtype)
+
+    def done(self) -> None:
+        """The pass is over, and nothing that it returns refers to remote rows."""
+        self.tensors.clear()
+        self.executor.buffers.take_back(self.lent)
 
 
 class Forward(_Run):
@@ -140,16 +163,18 @@ class Forward(_Run):
         nq, nkv = self.prepared.q_remote, self.prepared.kv_remote
         self.tensors = {"q": self.inputs(q, nq), "k": self.inputs(k, nkv), "v": self.inputs(v, nkv)}
         heads, dim = q.shape[1], q.shape[3]
-        self.tensors["out"] = self.zeros(q, heads, nq, dim)
-        self.tensors["lse"] = self.zeros(q, heads, nq, None, float("-inf"))
+        self.tensors["out"] = self.zeros(heads, nq, dim)
+        self.tensors["lse"] = self.zeros(heads, nq, None, float("-inf"))
 
     def execute(self) -> ForwardResult:
         self.walk()
         out, lse = self.tensors["out"].local.transpose(0, 1), self.tensors["lse"].local.transpose(0, 1)
         kept_q, k, v = (self.tensors[name].remote.flatten(0, 1) for name in ("q", "k", "v"))
         if not self.features.keep:
-            kept_q, k, v = (x.new_empty((0, x.shape[1])) for x in (kept_q, k, v))
-        return ForwardResult(out.to(self.dtype)[None], lse, kept_q, torch.stack([k, v]))
+            kept_q, k, v = (x[:0] for x in (kept_q, k, v))
+        result = ForwardResult(out.to(self.dtype)[None], lse, kept_q.clone(), torch.stack([k, v]))
+        self.done()
+        return result
 
     def attend(self, division: int) -> None:
         q, k, v, out, lse = (self.tensors[name] for name in ("q", "k", "v", "out", "lse"))
@@ -171,6 +196,7 @@ class Forward(_Run):
             merge(so_far, so_far_lse, part, parts["lse"].view(buffer).to(so_far.dtype))
             index.write(out, so_far)
             index.write(lse, so_far_lse)
+            self.exchanges.give_back(buffer)
 
     def finish(self, _: int) -> None:
         if self.sinks is not None:
@@ -196,10 +222,11 @@ class Backward(_Run):
         self.sinks, self.dtype = sinks, q.dtype
         nq, nkv = self.prepared.q_remote, self.prepared.kv_remote
         (heads, dim), kv_heads = (q.shape[1], q.shape[3]), k.shape[1]
-        self.tensors = {"q": self.inputs(q, nq), "k": self.inputs(k, nkv), "v": self.inputs(v, nkv)}
-        if features.keep:
-            for name, kept in (("q", result.kept_q), ("k", result.kept_kv[0]), ("v", result.kept_kv[1])):
-                self.tensors[name].remote = kept.view_as(self.tensors[name].remote)
+        kept = {"q": result.kept_q, "k": result.kept_kv[0], "v": result.kept_kv[1]}
+        for name, x, remote in (("q", q, nq), ("k", k, nkv), ("v", v, nkv)):
+            self.tensors[name] = self.inputs(x, 0 if features.keep else remote)
+            if features.keep:
+                self.tensors[name].remote = kept[name].view(remote, x.shape[1] // executor.plan.head_groups, dim)
         self.tensors["grad"] = self.inputs(grad.transpose(1, 2), nq)
         self.tensors["out"] = self.inputs(result.out.transpose(1, 2), nq)
         delta = (self.tensors["grad"].local * self.tensors["out"].local).sum(-1)
@@ -207,15 +234,16 @@ class Backward(_Run):
         # Rows that attend to nothing: exp(score - inf) is the 0 that they contribute.
         lse = torch.where(lse == float("-inf"), float("inf"), lse)
         for name, local in (("lse", lse), ("delta", delta)):
-            self.tensors[name] = self.zeros(q, heads, nq, None)
-            self.tensors[name].local = local
-        self.tensors["dq"] = self.zeros(q, heads, nq, dim)
-        self.tensors["dk"], self.tensors["dv"] = (self.zeros(q, kv_heads, nkv, dim) for _ in range(2))
+            self.tensors[name] = self.rows(local, self.space(nq, heads))
+        self.tensors["dq"] = self.zeros(heads, nq, dim)
+        self.tensors["dk"], self.tensors["dv"] = (self.zeros(kv_heads, nkv, dim) for _ in range(2))
 
     def execute(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         self.walk()
         dq, dk, dv = (self.tensors[name].local[None].to(self.dtype) for name in ("dq", "dk", "dv"))
-        return dq, dk, dv, self.sink_gradient()
+        sinks = self.sink_gradient()
+        self.done()
+        return dq, dk, dv, sinks
 
     def sink_gradient(self) -> Tensor | None:
         """A sink takes the share exp(sink - lse) of every row, and has no value: its gradient is -share * delta."""
@@ -248,3 +276,4 @@ class Backward(_Run):
         for message, buffer in self.received.pop(exchange, []):
             for section in message.sections:
                 section.index.add(self.tensors[section.name], section.view(buffer))
+            self.exchanges.give_back(buffer)

@@ -59,24 +59,9 @@ class Rows:
         return local.reshape(self.num_local * self.groups, self.heads, *local.shape[2:])
 
     def writable_flat(self) -> Tensor:
-        """Like `flat`, always a view; for tensors made by `empty_rows`."""
+        """Like `flat`, always a view; for accumulators, which have tokens outside."""
         local = self.local[:, : self.num_local].transpose(0, 1)
         return local.view(self.num_local * self.groups, self.heads, *local.shape[2:])
-
-
-def zero_rows(plan: RankPlan, heads: int, remote: int, like: Tensor, dim: int | None, value: float = 0.0) -> Rows:
-    """New rows filled with ``value``, in ``like``'s dtype and device; tokens outside, heads inside.
-
-    Args:
-        heads: of the whole tensor.
-        remote: number of remote rows.
-        dim: head dim, or None for one number per head.
-    """
-    tail = () if dim is None else (dim,)
-    local = like.new_full((max(plan.num_local, 1), heads, *tail), value).transpose(0, 1)
-    return Rows(
-        local, like.new_full((remote, heads // plan.head_groups, *tail), value), plan.num_local, plan.head_groups
-    )
 
 
 @dataclass(frozen=True)

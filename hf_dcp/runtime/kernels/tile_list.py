@@ -17,8 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from hf_dcp.planning.plan import RankPlan, WindowPlan, expand_runs
-from hf_dcp.runtime.calls import C0, C1, HI, HS, LO, LS, R0, R1, pieces_by_group
+from hf_dcp.runtime.calls import pieces_by_group
 from hf_dcp.runtime.intervals import merge
+from hf_dcp.runtime.pieces import C0, C1, HI, HS, LO, LS, R0, R1
+from hf_dcp.runtime.pieces import C0, C1, HI, HS, LO, LS, R0, R1
 
 BLOCK_FIELDS = 6
 """Of a block: first place, places, head group, first entry, first masked entry, end of its entries."""
