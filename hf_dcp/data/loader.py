@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,12 @@ from torch.utils.data import DataLoader, Sampler
 from hf_dcp.data.batched import BatchedDataset
 from hf_dcp.data.collator import DcpCollator
 from hf_dcp.data.rows import MaskLike
+from hf_dcp.lookahead.statistics import StepStatistics
 
 if TYPE_CHECKING:
     from hf_dcp.integrations.accelerate import DcpParallelismConfig
+
+logger = logging.getLogger("hf_dcp")
 
 
 class DcpDataLoader:
@@ -36,8 +40,10 @@ class DcpDataLoader:
         tokens_per_batch: most tokens of a group's batch; None: those of the longest row.
         lengths, seed, overlong, shuffle: see `hf_dcp.data.sampler.TokenBatches`.
         accumulation: batches per optimiser step.
+        lookahead: so many batches ahead are planned while one is trained on; None: that of ``config``. Workers and
+            prefetched batches follow from it.
         device: where batches go; None: the CPU, or this process's current GPU if the mesh is one of GPUs.
-        options: of `torch.utils.data.DataLoader`, such as ``num_workers``.
+        options: of `torch.utils.data.DataLoader`, such as ``num_workers``. Without workers nothing is planned ahead.
 
     Raises:
         ValueError: for what can't be honoured, see the arguments' own descriptions.
@@ -56,6 +62,7 @@ class DcpDataLoader:
         overlong: str = "error",
         shuffle: bool = True,
         accumulation: int = 1,
+        lookahead: int | None = None,
         device: torch.device | str | None = None,
         **options: Any,
     ) -> None:
@@ -63,7 +70,15 @@ class DcpDataLoader:
             raise ValueError("config is missing: pass config=hf_dcp.DcpParallelismConfig(dcp_size=...)")
         if accumulation < 1:
             raise ValueError(f"accumulation must be at least 1, not {accumulation}")
-        taken = {"batch_size", "sampler", "batch_sampler", "shuffle", "collate_fn", "drop_last"} & options.keys()
+        taken = {
+            "batch_size",
+            "sampler",
+            "batch_sampler",
+            "shuffle",
+            "collate_fn",
+            "drop_last",
+            "in_order",
+        } & options.keys()
         if taken:
             raise ValueError(f"{', '.join(sorted(taken))}: DcpDataLoader chooses batches itself, by tokens_per_batch")
         self.session = config.session
@@ -83,10 +98,19 @@ class DcpDataLoader:
         self.device = device
         self._order = _ShareOfGroup(len(dataset), self.group.dp_rank, self.group.dp_size)
         collator = DcpCollator(self.session, mask, count_items=True)
-        if options.get("num_workers"):
+        self.depth = config.plan_ahead(
+            options.pop("num_workers", None), options.pop("prefetch_factor", None), lookahead
+        )
+        """How far plans run ahead."""
+        options |= self.depth.loader_options()
+        if self.depth.workers:
             collator.preview(dataset)
+        if self.group.rank == self.group.dp_rank == 0:
+            logger.info("hf_dcp: %s", self.depth.describe())
         self._loader = DataLoader(dataset, batch_size=1, sampler=self._order, collate_fn=collator, **options)
         self._done = 0
+        self.statistics = StepStatistics()
+        """Of this rank, since the loader was made; ``over_ranks(device)`` of it is the sum over all."""
 
     def _attach(self, config: DcpParallelismConfig, model: nn.Module | None) -> None:
         if model is None and self.session.shape is None:
@@ -123,10 +147,16 @@ class DcpDataLoader:
         """The rest of the epoch; the next one begins after it."""
         self._order.skip = self._done
         batches = iter(self._loader)
-        while step := list(islice(batches, self.accumulation)):
+        while True:
+            with self.statistics.waiting():
+                step = list(islice(batches, self.accumulation))
+            if not step:
+                self.statistics.steps.pop()  # the end of the epoch is no step
+                break
             items = self._items(step)
             for batch in step:
                 self._done += 1
+                self.statistics.record(batch["dcp_plan"])
                 yield self._on_device({**batch, "num_items_in_batch": items})
         self.set_epoch(self.dataset.batches.epoch + 1)
 

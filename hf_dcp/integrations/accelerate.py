@@ -21,9 +21,11 @@ from hf_dcp.data.batched import BatchedDataset
 from hf_dcp.data.collator import DcpCollator
 from hf_dcp.data.rows import MaskLike
 from hf_dcp.integrations.process_groups import DCP_DIM, collective_device, make_group, require_agreement, single_group
+from hf_dcp.lookahead.depth import Depth, derive_depth
+from hf_dcp.lookahead.redis_settings import SCHEMES, RedisSettings
 from hf_dcp.lookahead.session import Session
 
-PLAN_STORES = ("torch", "local")
+PLAN_STORES = ("torch", "local", *SCHEMES)
 MESH_ORDER = ("dp_replicate", "dp_shard", DCP_DIM, "tp")
 """From the slowest to the fastest changing rank: neighbours are ranks of a TP group, then of a DCP group."""
 
@@ -39,25 +41,31 @@ class DcpParallelismConfig(ParallelismConfig):
             number of processes; what is left over is data parallel.
         dcp: how batches are planned; ``HF_DCP_BLOCK_SIZE`` and ``HF_DCP_PLACEMENT`` set two of its fields where it is
             None.
-        plan_store: where ranks exchange plans: ``"torch"``, the store of torch.distributed; ``HF_DCP_PLAN_STORE``.
+        plan_store: where ranks exchange plans: ``"torch"``, the store of torch.distributed, or the URL of a Redis
+            server, ``"redis://host:6379/0"`` or ``"rediss://..."`` with TLS; ``HF_DCP_PLAN_STORE``, else ``"torch"``.
             Not kept on this object, which is shown and saved with the training arguments: it may hold a password.
-        plan_timeout: seconds to wait for a plan of another rank before a rank makes it itself; ``HF_DCP_PLAN_TIMEOUT``,
-            else 60.
+        plan_timeout: most seconds to wait for a plan of another rank before a rank makes it itself;
+            ``HF_DCP_PLAN_TIMEOUT``, else 60.
+        lookahead: so many batches ahead are planned while one is trained on; DataLoader workers and their prefetched
+            batches are derived from it. ``HF_DCP_LOOKAHEAD``; None: what workers and prefetched batches make.
 
     Raises:
-        ValueError: for sizes out of range, or ``cp_size`` or ``sp_size`` above 1, which would cut sequences again.
+        ValueError: for sizes out of range, a plan store that can't be, or ``cp_size`` or ``sp_size`` above 1, which
+            would cut sequences again.
     """
 
     # None until __post_init__ has looked at the environment.
     dcp_size: int = None  # type: ignore[assignment]
     dcp: DcpConfig = None  # type: ignore[assignment]
     plan_timeout: float = None  # type: ignore[assignment]
+    lookahead: int | None = None
     plan_store: InitVar[str | None] = None
 
     def __post_init__(self, plan_store: str | None) -> None:  # type: ignore[override]
         self.dcp_size = _setting("dcp_size", self.dcp_size, "HF_DCP_SIZE", 1, int)
         plan_store = plan_store or os.environ.get("HF_DCP_PLAN_STORE") or "torch"
         self.plan_timeout = _setting("plan_timeout", self.plan_timeout, "HF_DCP_PLAN_TIMEOUT", 60.0, float)
+        self.lookahead = _setting("lookahead", self.lookahead, "HF_DCP_LOOKAHEAD", None, int)
         self.dcp = _config_from_environment() if self.dcp is None else self.dcp
         if self.dcp_size < 1:
             raise ValueError(f"dcp_size must be at least 1, not {self.dcp_size}")
@@ -66,7 +74,12 @@ class DcpParallelismConfig(ParallelismConfig):
         if not isinstance(self.dcp, DcpConfig):
             raise ValueError(f"dcp must be a DcpConfig, not {type(self.dcp).__name__}")
         if plan_store.partition(":")[0] not in PLAN_STORES:
-            raise ValueError(f"plan_store must be one of {', '.join(PLAN_STORES)}: the given one is of another kind")
+            raise ValueError(
+                'plan_store must be "torch", or a URL such as "redis://host:6379/0": the given one is of another kind'
+            )
+        if plan_store.partition(":")[0] in SCHEMES:
+            RedisSettings.parse(plan_store)
+        derive_depth(self.lookahead, None, None)
         super().__post_init__()
         if self.cp_size > 1 or self.sp_size > 1:
             raise ValueError(
@@ -128,7 +141,8 @@ class DcpParallelismConfig(ParallelismConfig):
             return None
         if world > 1 and self.dcp_enabled and session.plan_store.partition(":")[0] == "local":
             raise ValueError(
-                f"plan_store='local' is for one rank, but dcp_size is {self.dcp_size}: use plan_store='torch'"
+                f"plan_store='local' is for one rank, but dcp_size is {self.dcp_size}: use plan_store='torch' or a "
+                "Redis URL"
             )
         hosts = require_agreement(self._fingerprint(), collective_device(device_type))
         mesh = super().build_device_mesh(device_type) if world > 1 else None
@@ -189,6 +203,31 @@ class DcpParallelismConfig(ParallelismConfig):
         multiple_of: int | None = None,
     ) -> BatchedDataset:
         """``dataset`` as whole batches of the DCP group; see `hf_dcp.data.batched.BatchedDataset`.
+    def plan_ahead(
+        self, workers: int | None = None, prefetch: int | None = None, lookahead: int | None = None
+    ) -> Depth:
+        """How far plans run ahead with these settings of a DataLoader; ``loader_options()`` of it is what to give one.
+
+        `DcpDataLoader` and `DcpStatsCallback` call it. Collective over all processes, once the group is set up.
+
+        Args:
+            workers, prefetch: ``num_workers`` and ``prefetch_factor`` where they are set.
+            lookahead: None: that of this object.
+
+        Raises:
+            ValueError: if settings contradict each other, or differ between processes.
+        """
+        if None not in (lookahead, self.lookahead) and lookahead != self.lookahead:
+            raise ValueError(
+                f"lookahead={lookahead} here and {self.lookahead} in DcpParallelismConfig: leave one of them out"
+            )
+        depth = derive_depth(self.lookahead if lookahead is None else lookahead, workers, prefetch)
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            device = collective_device("cpu" if dist.get_backend() == "gloo" else "cuda")
+            require_agreement(f"num_workers={depth.workers} prefetch_factor={depth.prefetch}", device)
+        self.session.run_ahead(depth)
+        return depth
+
 
         Args:
             tokens_per_batch: most tokens of a batch; None: those of the longest row.
@@ -236,12 +275,12 @@ class DcpParallelismConfig(ParallelismConfig):
         return (
             f"DcpParallelismConfig(dcp_size={self.dcp_size}, dp_replicate_size={self.dp_replicate_size}, "
             f"dp_shard_size={self.dp_shard_size}, tp_size={self.tp_size}, plan_timeout={self.plan_timeout}, "
-            f"dcp={self.dcp})"
+            f"lookahead={self.lookahead}, dcp={self.dcp})"
         )
 
     def to_json(self) -> dict[str, Any]:
         """The settings."""
-        names = ("dcp_size", "dp_replicate_size", "dp_shard_size", "tp_size", "plan_timeout")
+        names = ("dcp_size", "dp_replicate_size", "dp_shard_size", "tp_size", "plan_timeout", "lookahead")
         return {name: getattr(self, name) for name in names} | {"dcp": asdict(self.dcp)}
 
     def __getstate__(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hf_dcp.data.rows import IGNORE
 from hf_dcp.integrations.models import attention_layers, base_model, check_model
+from hf_dcp.lookahead.batch_plan import BatchPlan
 from hf_dcp.lookahead.session import Session
 from hf_dcp.runtime import DcpPlan, find_communicator
 
@@ -56,6 +57,8 @@ class Binding:
 
     def before(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         plan = kwargs.get("dcp_plan")
+        if isinstance(plan, BatchPlan):
+            self.session.see(plan)
         if isinstance(plan, DcpPlan):
             self._calls_before = plan.stats.calls["forward"]
 

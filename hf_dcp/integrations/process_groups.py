@@ -6,12 +6,14 @@ import os
 import secrets
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from hf_dcp.integrations import attention
+from hf_dcp.lookahead.redis_settings import SCHEMES, RedisSettings
 from hf_dcp.lookahead.session import Group
 from hf_dcp.lookahead.store import StoreAddress, StoreError
 from hf_dcp.planning.batch import Topology
@@ -102,7 +104,7 @@ def make_group(mesh: DeviceMesh, hosts: Sequence[str], plan_store: str, timeout:
         communicator=None if communicator is None else communicator.id,
         dp_rank=dp_rank,
         dp_size=dp_size,
-        address=store_address(plan_store, collective_device(mesh.device_type)),
+        address=_of_group(store_address(plan_store, collective_device(mesh.device_type)), own[0]),
         timeout=timeout,
     )
 
@@ -121,7 +123,9 @@ def store_address(plan_store: str, device: torch.device) -> StoreAddress:
     run = gather_texts(_run_id(), device)[0]
     if plan_store == "local":
         return StoreAddress("local", run)
-    offered = StoreAddress("torch", run, os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT") or 0))
+    if plan_store.partition(":")[0] in SCHEMES:
+        return _redis_address(plan_store, run, device)
+    offered = StoreAddress("torch", f"hf_dcp/{run}", os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT") or 0))
     if all(text == "yes" for text in gather_texts("yes" if _reachable(offered) else "no", device)):
         return offered
     own = ""
@@ -129,11 +133,49 @@ def store_address(plan_store: str, device: torch.device) -> StoreAddress:
         _servers[run] = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
         own = f"{_address_of_rank_0()}\n{_servers[run].port}"
     host, port = gather_texts(own, device)[0].split("\n")
-    return StoreAddress("torch", run, host, int(port))
+    return StoreAddress("torch", f"hf_dcp/{run}", host, int(port))
+
+
+def _redis_address(plan_store: str, run: str, device: torch.device) -> StoreAddress:
+    """The address of a Redis server that every process can use. Collective.
+
+    Raises:
+        ValueError: on every process, if one of them can't use it: a wrong address is not to become a slow run.
+    """
+    answers = gather_texts(_redis_trouble(plan_store, run), device)
+    for rank, text in enumerate(answers):
+        if text:
+            raise ValueError(f"rank {rank} can't use the plan store {text}")
+    settings = RedisSettings.parse(plan_store)
+    return StoreAddress("redis", f"{settings.prefix}/{run}", redis=settings)
+
+
+def _redis_trouble(plan_store: str, run: str) -> str:
+    """What is wrong with a Redis server, as this process sees it; empty if nothing is."""
+    from hf_dcp.lookahead.redis_store import REDIS_EXTRA, RedisStore, clear_at_exit
+
+    try:
+        settings = RedisSettings.parse(plan_store)
+        address = StoreAddress("redis", f"{settings.prefix}/{run}", redis=settings)
+        store = address.open()
+        assert isinstance(store, RedisStore)
+        store.check()
+        store.close()
+        clear_at_exit(address)
+    except ModuleNotFoundError:
+        return REDIS_EXTRA
+    except (ValueError, StoreError) as error:
+        return str(error)[: TEXT_BYTES - 100]
+    return ""
+
+
+def _of_group(address: StoreAddress, first_rank: int) -> StoreAddress:
+    """Groups of one run have keys of their own: they don't make the same steps at the same time."""
+    return replace(address, prefix=f"{address.prefix}/{first_rank}")
 
 
 def _run_id() -> str:
-    return f"hf_dcp/{secrets.token_hex(8)}"
+    return secrets.token_hex(8)
 
 
 def _reachable(address: StoreAddress) -> bool:

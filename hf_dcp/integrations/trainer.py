@@ -10,12 +10,14 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hf_dcp.data.collator import DcpCollator
+from hf_dcp.integrations.accelerate import DcpParallelismConfig
 from hf_dcp.integrations.models import base_model
-from hf_dcp.integrations.statistics import StepStatistics, start_line, total_over_ranks
+from hf_dcp.integrations.statistics import start_line
 from hf_dcp.integrations.trainer_checks import calling_trainer, check_trainer, plugin_of
-from hf_dcp.integrations.trainer_fixes import fix_total_batch_size, gather_of_evaluation
+from hf_dcp.integrations.trainer_fixes import fix_total_batch_size, gather_of_evaluation, time_batches
 from hf_dcp.lookahead.batch_plan import BatchPlan
 from hf_dcp.lookahead.session import Session
+from hf_dcp.lookahead.statistics import StepStatistics, total_over_ranks
 
 logger = logging.getLogger("hf_dcp")
 
@@ -26,7 +28,7 @@ class DcpStatsCallback(TrainerCallback):
     When the Trainer is built it checks model and settings, makes the model known to the collator, and corrects the few
     numbers in which Trainer takes DCP ranks for data parallel ones. While it trains it adds to each log entry, under
     ``dcp/...``: tokens, bytes between and inside nodes, their ratio to a dense static ring, imbalances, seconds of
-    planning, and where plans came from. At the start it prints one line.
+    planning, seconds that steps waited, and where plans came from. At the start it prints one line.
 
     Raises:
         ValueError: in the constructor of Trainer, on every rank, for what DCP can't honour.
@@ -76,11 +78,22 @@ class DcpStatsCallback(TrainerCallback):
 
         base_model(model).register_forward_pre_hook(before_forward, with_kwargs=True)
         fix_total_batch_size(trainer, session)
+        self._run_ahead(trainer, plugin)
         # First of all, so that loggers see what it adds to the logs.
         callbacks = trainer.callback_handler.callbacks
         callbacks.remove(self)
         callbacks.insert(0, self)
         self._ready = True
+
+    def _run_ahead(self, trainer: Trainer, plugin: DcpParallelismConfig) -> None:
+        """Give the Trainer's DataLoaders the workers that the look-ahead wants, and watch how long it waits for them."""
+        args = trainer.args
+        # Trainer's default of no workers can't be told from a wish; a look-ahead that was asked for comes first.
+        workers = args.dataloader_num_workers or (None if plugin.lookahead else 0)
+        depth = plugin.plan_ahead(workers, args.dataloader_prefetch_factor)
+        args.dataloader_num_workers = depth.workers
+        args.dataloader_prefetch_factor = depth.prefetch or None
+        time_batches(trainer, lambda: self._since_log)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
@@ -112,7 +125,7 @@ class DcpStatsCallback(TrainerCallback):
     ) -> None:
         if logs is None or "loss" not in logs:
             return
-        steps, self._since_log = self._since_log.over_ranks(args.device), StepStatistics()
+        steps, self._since_log = self._since_log.over_ranks(args.device), self._since_log.next()
         self.total.add(steps)
         added = {f"dcp/{name}": value for name, value in steps.means().items()}
         logs.update(added)

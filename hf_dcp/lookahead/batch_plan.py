@@ -21,6 +21,8 @@ class BatchPlan(DcpPlan):
         origin: planned here as it was this rank's turn, fetched from the store, found in the cache, or planned here
             since the store didn't have it.
         wait_s: seconds from asking to having it, planning included.
+        store_bytes: that went to the plan store for it, or came from there.
+        trouble: why the store could not be used, empty if it could.
     """
 
     def __init__(
@@ -32,11 +34,15 @@ class BatchPlan(DcpPlan):
         communicator: int | None = None,
         backward_kv: Literal["refetch", "keep"] = "refetch",
         device: torch.device | str = "cpu",
+        store_bytes: int = 0,
+        trouble: str = "",
     ) -> None:
         super().__init__(rank_plan, communicator, backward_kv, device)
         self.report = report
         self.origin: Origin = origin
         self.wait_s = wait_s
+        self.store_bytes = store_bytes
+        self.trouble = trouble
 
     def to(
         self, device: torch.device | str | None = None, *args: Any, non_blocking: bool = False, **kw: Any
@@ -47,7 +53,7 @@ class BatchPlan(DcpPlan):
         return BatchPlan(**(self.__getstate__() | {"device": torch.device(device)}))
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"report": self.report, "origin": self.origin, "wait_s": self.wait_s}
+        own = {name: getattr(self, name) for name in ("report", "origin", "wait_s", "store_bytes", "trouble")}
         return super().__getstate__() | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:

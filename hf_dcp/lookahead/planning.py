@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import logging
 import os
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from multiprocessing.util import Finalize
 from typing import Any
+
+from torch.utils.data import get_worker_info
 
 from hf_dcp.config import DcpConfig
 from hf_dcp.lookahead.batch_plan import BatchPlan, Origin
+from hf_dcp.lookahead.link import StoreLink
+from hf_dcp.lookahead.patience import Patience
 from hf_dcp.lookahead.payload import Payload, PayloadError, PlanningFailed, decode, encode_error, encode_plan
 from hf_dcp.lookahead.report import PlanReport
-from hf_dcp.lookahead.store import PlanStore, StoreAddress, StoreError, StoreTimeout
+from hf_dcp.lookahead.store import StoreAddress, StoreError, StoreTimeout
 from hf_dcp.planning.batch import BatchSpec, ModelShape, Topology
 from hf_dcp.planning.plan import SCHEMA
 from hf_dcp.planning.planner import plan_batch
@@ -33,9 +39,9 @@ class PlanSettings:
         rank: this rank inside the DCP group.
         communicator: id of the group's communicator, None for a group of one.
         address: of the plan store.
-        timeout: seconds to wait for a plan of another rank before it is made here.
+        timeout: most seconds to wait for a plan of another rank before it is made here; see `Patience`.
         cache_size: plans kept by each process.
-        keep: so many of its last plans a process leaves in the store.
+        keep: iterations for which a plan stays in the store.
     """
 
     topology: Topology
@@ -61,9 +67,20 @@ class PlanSource:
         self.counts: Counter[str] = Counter()
         """Plans of this process by origin; "refused" payloads; "published" plans."""
         self._cache: OrderedDict[bytes, _Cached] = OrderedDict()
-        self._published: deque[bytes] = deque()
-        self._store: PlanStore | None = None
+        self._start()
+
+    def _start(self) -> None:
+        """What belongs to this process alone: a connection, and what is in the store by its doing."""
         self._process = os.getpid()
+        self._link = StoreLink(self.settings.address)
+        self._patience = Patience(self.settings.timeout)
+        self._published: OrderedDict[bytes, int] = OrderedDict()  # key -> number of the call
+        self._calls = 0
+        self._bytes = 0
+        self._trouble = ""
+        others = [rank for rank in range(self.world_size) if rank != self.settings.rank]
+        # When this process ends, or forgets this source, its plans leave the store.
+        self._end = Finalize(self, _forget_all, (self._link, self._published, others), exitpriority=-10)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"settings": self.settings}
@@ -78,19 +95,33 @@ class PlanSource:
     def get(self, batch: BatchSpec) -> BatchPlan:
         """This rank's plan. Raises ValueError for a batch that can't be planned, the same on every rank."""
         since = time.perf_counter()
-        self._renew_after_fork()
+        if self._process != os.getpid():
+            self.counts.clear()
+            self._start()
+        self._calls += 1
+        self._bytes, self._trouble = 0, ""
         key = plan_key(batch, self.settings)
         payload, origin = self._find(key, batch)
         self.counts[origin] += 1
         settings = self.settings
-        waited = time.perf_counter() - since
         return BatchPlan(
-            payload.rank_plan, payload.report, origin, waited, settings.communicator, settings.config.backward_kv
+            payload.rank_plan,
+            payload.report,
+            origin,
+            time.perf_counter() - since,
+            settings.communicator,
+            settings.config.backward_kv,
+            store_bytes=self._bytes,
+            trouble=self._trouble,
         )
 
     def planner_of(self, key: bytes) -> int:
         """The rank that plans the batch with this key."""
         return int.from_bytes(key[:8], "little") % self.world_size
+
+    def close(self) -> None:
+        """Take this process's plans out of the store."""
+        self._end()
 
     def _find(self, key: bytes, batch: BatchSpec) -> tuple[Payload, Origin]:
         mine = self.planner_of(key) == self.settings.rank
@@ -111,6 +142,7 @@ class PlanSource:
         return self._remember(key, own, {}), "replanned"
 
     def _remember(self, key: bytes, own: Payload, others: dict[int, bytes]) -> Payload:
+        self._patience.learn(own.report.plan_s)
         self._cache[key] = _Cached(own, others)
         while len(self._cache) > self.settings.cache_size:
             self._cache.popitem(last=False)
@@ -121,7 +153,7 @@ class PlanSource:
         try:
             return self._plan(key, batch)
         except Exception as error:
-            text = f"{type(error).__name__}: {error}"
+            text = f"rank {self.settings.rank} of the group could not plan it: {type(error).__name__}: {error}"
             others = {r: encode_error(key, text) for r in range(self.world_size) if r != self.settings.rank}
             self._publish(key, others)
             raise
@@ -139,51 +171,43 @@ class PlanSource:
     def _publish(self, key: bytes, others: dict[int, bytes]) -> None:
         if not others:
             return
+        oldest = self._calls - _share_of_worker(self.settings.keep)
+        old = [other for other, call in self._published.items() if call <= oldest]
+        values = {_name(key, rank): data for rank, data in others.items()}
+        forget = [_name(other, rank) for other in old for rank in others]
+        self._published[key] = self._calls  # whatever happens: some of it may have arrived
         try:
-            store = self._open()
-            for rank, data in others.items():
-                store.put(_name(key, rank), data)
-            self._published.append(key)
-            self.counts["published"] += 1
-            while len(self._published) > self.settings.keep:
-                old = self._published.popleft()
-                for rank in others:
-                    store.delete(_name(old, rank))
+            self._link.use(lambda store: store.replace(values, forget))
         except StoreError as error:
-            self._store = None
-            logger.warning("a plan could not be put into the plan store, the other ranks make it themselves: %s", error)
+            self._trouble = str(error)
+            return
+        for other in old:
+            self._published.pop(other, None)
+        self.counts["published"] += 1
+        self._bytes += sum(map(len, values.values()))
 
     def _fetch(self, key: bytes) -> Payload | None:
         """This rank's payload from the store, or None if it doesn't come or is not what it should be."""
         settings = self.settings
+        patience = self._patience.seconds()
         try:
-            data = self._open().get(_name(key, settings.rank), settings.timeout)
+            data = self._link.use(lambda store: store.get(_name(key, settings.rank), patience))
+            self._bytes += len(data)
+            self._patience.hit()
             payload = decode(key, data)
             _check(payload, settings)
             return payload
         except StoreTimeout:
-            logger.warning("no plan after %g s, so this rank makes it itself", settings.timeout)
+            self._trouble = f"no plan came within {patience:.3g} s"
+            self._patience.miss()
         except StoreError as error:
-            self._store = None
-            logger.warning("the plan store failed, so this rank makes the plan itself: %s", error)
+            self._trouble = str(error)
         except PlanningFailed:
             raise
         except PayloadError as error:
             self.counts["refused"] += 1
-            logger.warning("a plan from the store was refused, so this rank makes it itself: %s", error)
+            logger.error("hf_dcp: rank %d refuses a plan from the store and makes it itself: %s", settings.rank, error)
         return None
-
-    def _open(self) -> PlanStore:
-        if self._store is None:
-            self._store = self.settings.address.open()
-        return self._store
-
-    def _renew_after_fork(self) -> None:
-        """A connection, and the knowledge of what is in the store by this process's doing, stay with the parent."""
-        if self._process != os.getpid():
-            self._process, self._store = os.getpid(), None
-            self._published.clear()
-            self.counts.clear()
 
 
 @dataclass
@@ -221,7 +245,24 @@ def versions() -> dict[str, str]:
 
 
 def _name(key: bytes, rank: int) -> str:
-    return f"{key.hex()}/{rank}"
+    """Of a rank's plan in the store. All ranks take a batch in the worker of the same number; no worker deletes, as its
+    own, what another one has put there for a batch of the same lengths."""
+    worker = get_worker_info()
+    return f"{key.hex()}/{0 if worker is None else worker.id}/{rank}"
+
+
+def _share_of_worker(iterations: int) -> int:
+    """So many of the given iterations come to each DataLoader worker, this one for example."""
+    worker = get_worker_info()
+    return iterations if worker is None else -(-iterations // worker.num_workers)
+
+
+def _forget_all(link: StoreLink, published: dict[bytes, int], ranks: list[int]) -> None:
+    if published:
+        names = [_name(key, rank) for key in published for rank in ranks]
+        published.clear()
+        with contextlib.suppress(StoreError):
+            link.use(lambda store: store.delete(*names))
 
 
 def _check(payload: Payload, settings: PlanSettings) -> None:

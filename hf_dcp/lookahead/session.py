@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_dcp.config import DcpConfig
+from hf_dcp.lookahead.batch_plan import BatchPlan
+from hf_dcp.lookahead.depth import Depth
 from hf_dcp.lookahead.planning import PlanSettings, PlanSource
 from hf_dcp.lookahead.store import StoreAddress
+from hf_dcp.lookahead.watch import StoreWatch
 from hf_dcp.planning.batch import ModelShape, Topology
 
 
@@ -21,7 +24,7 @@ class Group:
         communicator: id of the group's communicator; None for a group of one rank.
         dp_rank, dp_size: which of how many groups with batches of their own this is.
         address: of the plan store.
-        timeout: seconds to wait for a plan of another rank before it is made here.
+        timeout: most seconds to wait for a plan of another rank before it is made here.
     """
 
     rank: int
@@ -53,9 +56,11 @@ class Session:
         self.plan_store = plan_store
         self.group: Group | None = None
         self.shape: ModelShape | None = None
+        self.depth: Depth | None = None
         self.loss_scale = 1
         """By what the caller multiplies the losses of evaluation (Trainer: by the number of processes)."""
         self._source: PlanSource | None = None
+        self._watch = StoreWatch()
 
     def require_group(self) -> Group:
         """The group. Raises ValueError if the process groups are not set up."""
@@ -70,6 +75,15 @@ class Session:
         """Make the model's attention known; a change makes new plans from here on."""
         if shape != self.shape:
             self.shape, self._source = shape, None
+
+    def run_ahead(self, depth: Depth) -> None:
+        """Make known how far plans run ahead, before DataLoader workers are started."""
+        if depth != self.depth:
+            self.depth, self._source = depth, None
+
+    def see(self, plan: BatchPlan) -> None:
+        """A plan is about to be used: warn if it came with trouble."""
+        self._watch.see(plan)
 
     def source(self) -> PlanSource:
         """The plans of this run. Raises ValueError as long as the group or the model is unknown."""
@@ -89,6 +103,7 @@ class Session:
                     communicator=group.communicator,
                     address=group.address,
                     timeout=group.timeout,
+                    **({} if self.depth is None else {"keep": self.depth.keep}),
                 )
             )
         return self._source

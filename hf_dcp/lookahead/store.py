@@ -9,13 +9,18 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar, Protocol
+
+from hf_dcp.lookahead.redis_settings import RedisSettings
 
 CHUNK_BYTES = 4 << 20
 """Values of torch's TCP store may have at most 8 MiB; longer ones are cut at half of that."""
 MOST_CHUNKS = 256
+REDIS_ANSWER_S = 3.0
+"""After so many seconds without an answer a Redis server counts as gone."""
 
 
 class StoreError(RuntimeError):
@@ -32,11 +37,17 @@ class PlanStore(Protocol):
     def put(self, key: str, data: bytes) -> None:
         """Set a value. Raises StoreError if the store can't be reached."""
 
+    def replace(self, values: Mapping[str, bytes], forget: Iterable[str] = ()) -> None:
+        """Set values and forget others, in one exchange where the store can. Raises StoreError."""
+
     def get(self, key: str, timeout: float) -> bytes:
         """Wait up to ``timeout`` seconds for a value. Raises StoreTimeout or StoreError."""
 
-    def delete(self, key: str) -> None:
-        """Forget a value; a missing one is no error. Raises StoreError if the store can't be reached."""
+    def delete(self, *keys: str) -> None:
+        """Forget values; missing ones are no error. Raises StoreError if the store can't be reached."""
+
+    def clear(self) -> None:
+        """Forget all that this run has left, where the store outlives the run. Raises StoreError."""
 
 
 @dataclass(frozen=True)
@@ -44,20 +55,26 @@ class StoreAddress:
     """How a process gets to the plan store of a run.
 
     Args:
-        kind: "torch", or "local" for a group of one rank.
+        kind: "torch", "redis", or "local" for a group of one rank.
         prefix: of all keys; runs that share a store have different ones.
         host, port: of the server, for "torch".
+        redis: the server, for "redis".
     """
 
     kind: str
     prefix: str
     host: str = ""
     port: int = 0
+    redis: RedisSettings | None = field(default=None, repr=False)
 
     def open(self, timeout: float = 30.0) -> PlanStore:
         """Connect. Raises StoreError if there is no server."""
         if self.kind == "local":
             return LocalStore(self.prefix)
+        if self.redis is not None:
+            from hf_dcp.lookahead.redis_store import RedisStore
+
+            return RedisStore(self.redis, self.prefix, min(timeout, REDIS_ANSWER_S))
         return TorchStore(self.host, self.port, self.prefix, timeout)
 
 
@@ -71,8 +88,14 @@ class LocalStore:
         self.prefix = prefix
 
     def put(self, key: str, data: bytes) -> None:
+        self.replace({key: data})
+
+    def replace(self, values: Mapping[str, bytes], forget: Iterable[str] = ()) -> None:
         with self._changed:
-            self._values[self.prefix][key] = bytes(data)
+            own = self._values[self.prefix]
+            for key in forget:
+                own.pop(key, None)
+            own.update((key, bytes(data)) for key, data in values.items())
             self._changed.notify_all()
 
     def get(self, key: str, timeout: float) -> bytes:
@@ -84,9 +107,12 @@ class LocalStore:
                     raise StoreTimeout(f"no value after {timeout:g} s")
             return values[key]
 
-    def delete(self, key: str) -> None:
+    def delete(self, *keys: str) -> None:
+        self.replace({}, keys)
+
+    def clear(self) -> None:
         with self._changed:
-            self._values[self.prefix].pop(key, None)
+            self._values.pop(self.prefix, None)
 
 
 class TorchStore:
@@ -115,6 +141,11 @@ class TorchStore:
         # The first chunk comes last, with their number: who sees it can read the others.
         self._ask(self._store.set, key, len(chunks).to_bytes(4, "little") + chunks[0])
 
+    def replace(self, values: Mapping[str, bytes], forget: Iterable[str] = ()) -> None:
+        self.delete(*forget)
+        for key, data in values.items():
+            self.put(key, data)
+
     def get(self, key: str, timeout: float) -> bytes:
         limit = timedelta(seconds=max(timeout, 0.001))
         self._ask(self._store.wait, [key], limit)
@@ -127,10 +158,14 @@ class TorchStore:
             self._ask(self._store.wait, names, limit)
         return b"".join([first[4:], *(self._ask(self._store.get, name) for name in names)])
 
-    def delete(self, key: str) -> None:
-        i = 0
-        while self._ask(self._store.delete_key, f"{key}#{i}" if i else key):
-            i += 1
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            i = 0
+            while self._ask(self._store.delete_key, f"{key}#{i}" if i else key):
+                i += 1
+
+    def clear(self) -> None:
+        """Nothing to do: the server ends with the run."""
 
     def _ask(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         try:

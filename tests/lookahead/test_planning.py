@@ -169,7 +169,7 @@ def test_a_bad_payload_costs_a_replan() -> None:
     elsewhere = plan_batch(spec, Topology.grid(1, 2), ModelShape(8, 8, 8, "fp32"), CONFIG)
     wrong = encode_plan(key, elsewhere.rank(other.settings.rank), PlanReport.of(elsewhere))
     for data in (b"garbage", wrong):
-        LocalStore("bad").put(f"{key.hex()}/{other.settings.rank}", data)
+        LocalStore("bad").put(planning._name(key, other.settings.rank), data)
         other._cache.clear()
         assert other.get(spec).origin == "replanned"
     assert other.counts["refused"] == 2
