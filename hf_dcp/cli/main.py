@@ -11,6 +11,7 @@ import typer
 COMMANDS = {
     "plan": "hf_dcp.cli.plan:plan",
     "selftest": "hf_dcp.cli.selftest:selftest",
+    "estimate": "hf_dcp.cli.estimate:estimate",
     "env": "hf_dcp.cli.env:env",
     "bench": "hf_dcp.cli.bench:app",
 }
