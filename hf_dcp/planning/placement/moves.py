@@ -1,4 +1,8 @@
-"""Elementary moves: one unit to another device, one block to another owner, and what that changes.
+"""Elementary parts of a search: random numbers, what a change of several units and blocks costs, and doing it.
+
+A change moves units and blocks from a source device to a target, and, in exchange, others from the target to the source. It is
+**tallied** first: for every net that it touches, how many users go to the target, less those that come back. From that
+its cost follows without doing it; most changes are turned down.
 
 Arrays come one by one, not in tuples: reading an array from a tuple costs reference counting in compiled code, and these
 functions run millions of times.
@@ -8,6 +12,9 @@ from __future__ import annotations
 
 import numba as nb
 import numpy as np
+
+TOUCHED = 1 << 24
+"""Added to the tally of every net that is touched, so that zero means that it isn't."""
 
 
 @nb.njit(cache=True, forceinline=True)
@@ -23,72 +30,65 @@ def random_below(rng, below):
 
 
 @nb.njit(cache=True, forceinline=True)
-def shift_net(net, source, target, device_price, node_price, node, on_device, on_node):
-    """One user of a net goes from one device to another; returns the change of cost."""
+def tally_units(moved, first, last, change, groups, tile_ptr, tile_atom, tally, touched, found):
+    """Count the nets of some units; returns how many nets are touched."""
+    for i in range(first, last):
+        tile, g = moved[i, 0], moved[i, 1]
+        for p in range(tile_ptr[tile], tile_ptr[tile + 1]):
+            net = tile_atom[p] * groups + g
+            if tally[net] == 0:
+                tally[net] = TOUCHED
+                touched[found] = net
+                found += 1
+            tally[net] += change
+    return found
+
+
+@nb.njit(cache=True, forceinline=True)
+def tally_block(block, change, groups, block_ptr, block_atom, tally, touched, found):
+    """Count the nets of a block, whose owner changes; returns how many nets are touched."""
+    for p in range(block_ptr[block], block_ptr[block + 1]):
+        for net in range(block_atom[p] * groups, (block_atom[p] + 1) * groups):
+            if tally[net] == 0:
+                tally[net] = TOUCHED
+                touched[found] = net
+                found += 1
+            tally[net] += change
+    return found
+
+
+@nb.njit(cache=True, forceinline=True)
+def cost_of_change(tally, touched, found, source, target, x, y, device_cost, node_cost, on_device, on_node):
+    """What the tallied change costs in rows; x and y are the nodes of source and target."""
     delta = 0.0
-    on_device[net, source] -= 1
-    if on_device[net, source] == 0:
-        delta -= device_price
-    if on_device[net, target] == 0:
-        delta += device_price
-    on_device[net, target] += 1
-    x, y = node[source], node[target]
-    if x != y:
-        on_node[net, x] -= 1
-        if on_node[net, x] == 0:
-            delta -= node_price
-        if on_node[net, y] == 0:
-            delta += node_price
-        on_node[net, y] += 1
+    for i in range(found):
+        net = touched[i]
+        change = tally[net] - TOUCHED
+        a, b = on_device[net, source], on_device[net, target]
+        gained = np.int64(a - change > 0) - np.int64(a > 0) + np.int64(b + change > 0) - np.int64(b > 0)
+        delta += gained * device_cost[net]
+        if x != y:
+            a, b = on_node[net, x], on_node[net, y]
+            gained = np.int64(a - change > 0) - np.int64(a > 0) + np.int64(b + change > 0) - np.int64(b > 0)
+            delta += gained * node_cost[net]
     return delta
 
 
 @nb.njit(cache=True, forceinline=True)
-def excess_change(load, source, target, amount, source_limit, target_limit):
-    """Change of the total excess when ``amount`` goes from one device (or node) to another; does it, too."""
-    before = max(0, load[source] - source_limit) + max(0, load[target] - target_limit)
-    load[source] -= amount
-    load[target] += amount
-    return max(0, load[source] - source_limit) + max(0, load[target] - target_limit) - before
+def count_change(tally, touched, found, source, target, x, y, on_device, on_node):
+    """Do the tallied change to the counts of the nets."""
+    for i in range(found):
+        net = touched[i]
+        change = tally[net] - TOUCHED
+        on_device[net, source] -= change
+        on_device[net, target] += change
+        if x != y:
+            on_node[net, x] -= change
+            on_node[net, y] += change
 
 
 @nb.njit(cache=True, forceinline=True)
-def move_unit(
-    tile, g, target, tile_ptr, tile_atom, tile_work, device_cost, node_cost, node, limit, node_limit, penalty,
-    unit, on_device, on_node, work, node_work,
-):  # fmt: skip
-    """Compute a unit on another device; returns the change of cost, penalties included."""
-    source = unit[tile, g]
-    if source == target:
-        return 0.0
-    delta, groups = 0.0, unit.shape[1]
-    for p in range(tile_ptr[tile], tile_ptr[tile + 1]):
-        atom = tile_atom[p]
-        delta += shift_net(
-            atom * groups + g, source, target, device_cost[atom], node_cost[atom], node, on_device, on_node
-        )
-    amount = tile_work[tile]
-    excess = excess_change(work, source, target, amount, limit[source], limit[target])
-    x, y = node[source], node[target]
-    if x != y:
-        excess += excess_change(node_work, x, y, amount, node_limit[x], node_limit[y])
-    unit[tile, g] = target
-    return delta + penalty * excess
-
-
-@nb.njit(cache=True)
-def move_block(
-    block, target, groups, block_ptr, block_atom, block_size, device_cost, node_cost, node, limit, penalty,
-    owner, on_device, on_node, tokens,
-):  # fmt: skip
-    """Give a block another owner; returns the change of cost, penalties included."""
-    source = owner[block]
-    if source == target:
-        return 0.0
-    delta = 0.0
-    for p in range(block_ptr[block], block_ptr[block + 1]):
-        atom = block_atom[p]
-        for net in range(atom * groups, (atom + 1) * groups):
-            delta += shift_net(net, source, target, device_cost[atom], node_cost[atom], node, on_device, on_node)
-    owner[block] = target
-    return delta + penalty * excess_change(tokens, source, target, block_size[block], limit[source], limit[target])
+def excess_change(load, source, target, amount, source_limit, target_limit):
+    """Change of the total excess if ``amount`` goes from one device (or node) to another."""
+    before = max(0, load[source] - source_limit) + max(0, load[target] - target_limit)
+    return max(0, load[source] - amount - source_limit) + max(0, load[target] + amount - target_limit) - before

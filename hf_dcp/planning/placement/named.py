@@ -13,7 +13,7 @@ from hf_dcp.planning.problem import Placement, Problem, build_problem
 from hf_dcp.planning.static.layout import Grid, cut, find_scheme
 from hf_dcp.planning.tiles import Blocks, make_blocks, make_tiles
 
-REPAIR_EFFORT = 200_000
+REPAIR_EFFORT = 4_000_000
 """Steps of the refinement that brings a partitioner's placement inside both limits."""
 
 

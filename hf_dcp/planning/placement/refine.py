@@ -10,7 +10,14 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from hf_dcp.planning.placement.moves import move_block, move_unit, random_below
+from hf_dcp.planning.placement.moves import (
+    cost_of_change,
+    count_change,
+    excess_change,
+    random_below,
+    tally_block,
+    tally_units,
+)
 from hf_dcp.planning.placement.state import Graph, State
 
 # Annealing accepts a worse move of cost d at temperature T if d <= T * -log(u), u uniform: a table of 1024 quantiles.
@@ -23,6 +30,8 @@ ROWS = (0, 0, 1000)
 """Only blocks with the tiles of their queries: tiles that are local stay so."""
 SMALLEST_TEMPERATURE = 0.05
 """Where cooling ends, as a share of the temperature that it begins with."""
+PROPOSAL = 8
+"""Work of a proposal as such, in nets touched."""
 
 
 def refine(
@@ -38,7 +47,7 @@ def refine(
     """Improve a placement in place.
 
     Args:
-        effort: how much is tried: moves, and a quarter for every tile that they touch.
+        effort: how much is tried: nets touched by moves, and `PROPOSAL` for every move.
         seed: of the random choices.
         mix: of moves, `TILES` or `ROWS`.
         patience: over this share of the effort, what exceeds the limits becomes more expensive bit by bit: a seed that is
@@ -59,14 +68,70 @@ def _member(rng, ptr, member, group):
 
 
 @nb.njit(cache=True, forceinline=True)
-def _collect(begin, end, member, g, groups, device, since, until, unit, moved, count):
+def _collect(begin, end, member, g, device, since, until, unit, moved, count):
     """Append the units of group g on a device, tiles ``since`` to ``until`` of a list, to the moved ones."""
     for p in range(begin, end):
         tile = member[p]
         if unit[tile, g] == device and since <= tile <= until:
-            moved[count] = tile * groups + g
+            moved[count, 0], moved[count, 1] = tile, g
             count += 1
     return count
+
+
+@nb.njit(cache=True, forceinline=True)
+def _propose_tiles(rng, swap, tile_ptr, tile_atom, atom_ptr, atom_tile, atom_block, unit, owner, devices, moved):
+    """A random change of tiles: (source, target, units that go, those and the ones that come back)."""
+    tiles, groups = unit.shape
+    tile, g = random_below(rng, tiles), random_below(rng, groups)
+    source = unit[tile, g]
+    atom = _member(rng, tile_ptr, tile_atom, tile)
+    towards = atom if random_below(rng, 2) == 0 else _member(rng, tile_ptr, tile_atom, tile)
+    partner = _member(rng, atom_ptr, atom_tile, towards)
+    target = unit[partner, g]
+    if swap:
+        if source == target:
+            return source, target, 0, 0
+        first = _collect(atom_ptr[atom], atom_ptr[atom + 1], atom_tile, g, source, 0, tiles, unit, moved, 0)
+        back = _member(rng, tile_ptr, tile_atom, partner)
+        begin, end = atom_ptr[back], atom_ptr[back + 1]
+        return source, target, first, _collect(begin, end, atom_tile, g, target, 0, tiles, unit, moved, first)
+    kind = random_below(rng, 128)
+    if kind < 40:
+        target = owner[atom_block[towards]]
+    elif kind >= 124:
+        target = np.int32(random_below(rng, devices))
+    if source == target:
+        return source, target, 0, 0
+    kind = random_below(rng, 8)
+    if kind < 4:
+        moved[0, 0], moved[0, 1] = tile, g
+        return source, target, 1, 1
+    since, until = tile if kind == 6 else 0, tile if kind == 7 else tiles
+    begin, end = atom_ptr[atom], atom_ptr[atom + 1]
+    count = _collect(begin, end, atom_tile, g, source, since, until, unit, moved, 0)
+    return source, target, count, count
+
+
+@nb.njit(cache=True, forceinline=True)
+def _propose_block(
+    rng, atom_ptr, atom_tile, block_ptr, block_atom, unit, owner, devices, block_size, tokens, token_limit
+):
+    """A random change of ownership: (block, target, block that comes back or -1); block -1: none."""
+    groups = unit.shape[1]
+    block = random_below(rng, len(owner))
+    target = np.int32(random_below(rng, devices))
+    if block_ptr[block + 1] > block_ptr[block] and random_below(rng, 10) < 8:
+        atom = _member(rng, block_ptr, block_atom, block)
+        target = unit[_member(rng, atom_ptr, atom_tile, atom), random_below(rng, groups)]
+    if owner[block] == target:
+        return -1, target, -1
+    if tokens[target] + block_size[block] <= token_limit[target]:
+        return block, target, -1
+    for _ in range(4 * devices):
+        other = random_below(rng, len(owner))
+        if owner[other] == target:
+            return block, target, other
+    return -1, target, -1
 
 
 @nb.njit(cache=True)
@@ -81,9 +146,11 @@ def _anneal(graph, state, effort, seed, temperature, mix, patience, floor, quant
     work, node_work, tokens = state.work, state.node_work, state.tokens
 
     rng = np.array([seed * np.uint64(0x9E3779B97F4A7C15)], np.uint64)
-    tiles, groups = unit.shape
-    blocks, devices = len(owner), len(node)
-    moved, came_from = np.empty(2 * tiles * groups + 2, np.int64), np.empty(2 * tiles * groups + 2, np.int32)
+    groups = unit.shape[1]
+    devices = len(node)
+    device_cost, node_cost = np.repeat(device_cost, groups), np.repeat(node_cost, groups)
+    moved = np.empty((2 * unit.size + 2, 2), np.int32)
+    tally, touched = np.zeros(len(on_device), np.int32), np.empty(len(on_device), np.int32)
     now, spent, next_cooling = temperature, 0, 0
     while spent < effort:
         if spent >= next_cooling:
@@ -94,97 +161,68 @@ def _anneal(graph, state, effort, seed, temperature, mix, patience, floor, quant
             pressure = floor + (1.0 - floor) * pressure * pressure
             penalty, token_penalty = graph.compute_penalty * pressure, graph.token_penalty * pressure
         dice = random_below(rng, 1000)
-        delta, count, first, block, other = 0.0, 0, 0, -1, -1
-        source, target = 0, 0
+        block, other, found, first, count = -1, -1, 0, 0, 0
+        spent += PROPOSAL
         if dice < mix[1]:
-            tile, g = random_below(rng, tiles), random_below(rng, groups)
-            source = unit[tile, g]
-            atom = _member(rng, tile_ptr, tile_atom, tile)
-            towards = atom if random_below(rng, 2) == 0 else _member(rng, tile_ptr, tile_atom, tile)
-            partner = _member(rng, atom_ptr, atom_tile, towards)
-            target = unit[partner, g]
-            if dice < mix[0]:
-                kind = random_below(rng, 128)
-                if kind < 40:
-                    target = owner[atom_block[towards]]
-                elif kind >= 124:
-                    target = random_below(rng, devices)
-            if source == target:
-                spent += 1
+            source, target, first, count = _propose_tiles(
+                rng, dice >= mix[0], tile_ptr, tile_atom, atom_ptr, atom_tile, atom_block, unit, owner, devices, moved
+            )
+            if count == 0:
                 continue
-            begin, end = atom_ptr[atom], atom_ptr[atom + 1]
-            if dice >= mix[0]:
-                first = _collect(begin, end, atom_tile, g, groups, source, 0, tiles, unit, moved, 0)
-                back = _member(rng, tile_ptr, tile_atom, partner)
-                begin, end = atom_ptr[back], atom_ptr[back + 1]
-                count = _collect(begin, end, atom_tile, g, groups, target, 0, tiles, unit, moved, first)
-            else:
-                kind = random_below(rng, 8)
-                if kind < 4:
-                    moved[0] = tile * groups + g
-                    count = 1
-                else:
-                    since, until = tile if kind == 6 else 0, tile if kind == 7 else tiles
-                    count = _collect(begin, end, atom_tile, g, groups, source, since, until, unit, moved, 0)
-                first = count
         else:
-            block = random_below(rng, blocks)
-            source, target = owner[block], np.int32(random_below(rng, devices))  # type: ignore[assignment]
-            if block_ptr[block + 1] > block_ptr[block] and random_below(rng, 10) < 8:
-                atom = _member(rng, block_ptr, block_atom, block)
-                target = unit[_member(rng, atom_ptr, atom_tile, atom), random_below(rng, groups)]
-            if source == target:
-                spent += 1
+            block, target, other = _propose_block(
+                rng, atom_ptr, atom_tile, block_ptr, block_atom, unit, owner, devices, block_size, tokens, token_limit
+            )
+            if block < 0:
                 continue
-            if tokens[target] + block_size[block] > token_limit[target]:
-                for _ in range(4 * devices):
-                    z = random_below(rng, blocks)
-                    if owner[z] == target:
-                        other = z
-                        break
-                if other < 0:
-                    spent += 1
-                    continue
-            delta += move_block(
-                block, target, groups, block_ptr, block_atom, block_size, device_cost, node_cost, node, token_limit,
-                token_penalty, owner, on_device, on_node, tokens,
-            )  # fmt: skip
+            source = owner[block]
+            found = tally_block(block, 1, groups, block_ptr, block_atom, tally, touched, found)
             if other >= 0:
-                delta += move_block(
-                    other, source, groups, block_ptr, block_atom, block_size, device_cost, node_cost, node, token_limit,
-                    token_penalty, owner, on_device, on_node, tokens,
-                )  # fmt: skip
+                found = tally_block(other, -1, groups, block_ptr, block_atom, tally, touched, found)
             if random_below(rng, 1000) < mix[2]:
-                begin, end = row_ptr[block], row_ptr[block + 1]
                 for g in range(groups):
-                    count = _collect(begin, end, row_tile, g, groups, source, 0, tiles, unit, moved, count)
-                first = count
+                    first = _collect(
+                        row_ptr[block], row_ptr[block + 1], row_tile, g, source, 0, len(unit), unit, moved, first
+                    )
+                count = first
                 if other >= 0:
-                    begin, end = row_ptr[other], row_ptr[other + 1]
                     for g in range(groups):
-                        count = _collect(begin, end, row_tile, g, groups, target, 0, tiles, unit, moved, count)
-        for i in range(count):
-            tile, g = moved[i] // groups, moved[i] % groups
-            came_from[i] = unit[tile, g]
-            delta += move_unit(
-                tile, g, target if i < first else source, tile_ptr, tile_atom, tile_work, device_cost, node_cost, node,
-                limit, node_limit, penalty, unit, on_device, on_node, work, node_work,
-            )  # fmt: skip
-        spent += 1 + count // 4
-        if delta <= 0.0 or (now > 0.0 and delta <= now * quantiles[random_below(rng, len(quantiles))]):
-            continue
-        for i in range(count - 1, -1, -1):
-            move_unit(
-                moved[i] // groups, moved[i] % groups, came_from[i], tile_ptr, tile_atom, tile_work, device_cost,
-                node_cost, node, limit, node_limit, penalty, unit, on_device, on_node, work, node_work,
-            )  # fmt: skip
+                        count = _collect(
+                            row_ptr[other], row_ptr[other + 1], row_tile, g, target, 0, len(unit), unit, moved, count
+                        )
+        found = tally_units(moved, 0, first, 1, groups, tile_ptr, tile_atom, tally, touched, found)
+        found = tally_units(moved, first, count, -1, groups, tile_ptr, tile_atom, tally, touched, found)
+        spent += found
+        x, y = node[source], node[target]
+        delta = cost_of_change(tally, touched, found, source, target, x, y, device_cost, node_cost, on_device, on_node)
+        amount, size = 0, 0
+        for i in range(first):
+            amount += tile_work[moved[i, 0]]
+        for i in range(first, count):
+            amount -= tile_work[moved[i, 0]]
+        if amount != 0:
+            excess = excess_change(work, source, target, amount, limit[source], limit[target])
+            if x != y:
+                excess += excess_change(node_work, x, y, amount, node_limit[x], node_limit[y])
+            delta += penalty * excess
         if block >= 0:
-            move_block(
-                block, source, groups, block_ptr, block_atom, block_size, device_cost, node_cost, node, token_limit,
-                token_penalty, owner, on_device, on_node, tokens,
-            )  # fmt: skip
-            if other >= 0:
-                move_block(
-                    other, target, groups, block_ptr, block_atom, block_size, device_cost, node_cost, node, token_limit,
-                    token_penalty, owner, on_device, on_node, tokens,
-                )  # fmt: skip
+            size = block_size[block] - (block_size[other] if other >= 0 else 0)
+            delta += token_penalty * excess_change(
+                tokens, source, target, size, token_limit[source], token_limit[target]
+            )
+        if delta <= 0.0 or (now > 0.0 and delta <= now * quantiles[random_below(rng, len(quantiles))]):
+            count_change(tally, touched, found, source, target, x, y, on_device, on_node)
+            for i in range(count):
+                unit[moved[i, 0], moved[i, 1]] = target if i < first else source
+            work[source] -= amount
+            work[target] += amount
+            node_work[x] -= amount
+            node_work[y] += amount
+            if block >= 0:
+                owner[block] = target
+                tokens[source] -= size
+                tokens[target] += size
+                if other >= 0:
+                    owner[other] = source
+        for i in range(found):
+            tally[touched[i]] = 0

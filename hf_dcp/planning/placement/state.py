@@ -55,7 +55,7 @@ class State(NamedTuple):
     owner: np.ndarray
     """int32[blocks]"""
     on_device: np.ndarray
-    """int32[nets, devices]: units of the net there, plus one at the owner."""
+    """int16 or int32[nets, devices]: units of the net there, plus one at the owner."""
     on_node: np.ndarray
     """int32[nets, nodes]: the same."""
     work: np.ndarray
@@ -123,11 +123,13 @@ def make_state(graph: Graph, owner: np.ndarray, unit: np.ndarray) -> State:
         unit: int32[tiles, groups].
     """
     nets, devices, nodes = len(graph.atom_block) * unit.shape[1], len(graph.node), int(graph.node.max()) + 1
+    largest = int(np.diff(graph.atom_ptr).max(initial=0)) + 1
+    dtype = np.int16 if largest <= np.iinfo(np.int16).max else np.int32  # small tables stay in the nearest cache
     state = State(
         unit=unit.astype(np.int32),
         owner=owner.astype(np.int32),
-        on_device=np.zeros((nets, devices), np.int32),
-        on_node=np.zeros((nets, nodes), np.int32),
+        on_device=np.zeros((nets, devices), dtype),
+        on_node=np.zeros((nets, nodes), dtype),
         work=np.zeros(devices, np.int64),
         tokens=np.zeros(devices, np.int64),
         node_work=np.zeros(nodes, np.int64),
