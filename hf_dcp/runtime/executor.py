@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 class Executor:
     """Executes the plan of one `DcpPlan`."""
 
+    forward_pass: type[Forward] = Forward
+    backward_pass: type[Backward] = Backward
+
     def __init__(self, dcp_plan: DcpPlan) -> None:
         self.plan = dcp_plan.rank_plan
         self.stats = dcp_plan.stats
@@ -81,7 +84,7 @@ class Executor:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, features: Features) -> ForwardResult:
         """Attention of this rank's rows: q [1, heads, S, D], k and v [1, KV heads, S, D], sinks [heads] or None."""
         self._check_inputs(q, k, v)
-        return Forward(self, features, q, k, v, sinks).execute()
+        return self.forward_pass(self, features, q, k, v, sinks).execute()
 
     def backward(
         self,
@@ -94,7 +97,7 @@ class Executor:
         features: Features,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Gradients of q, k, v and the sinks; ``grad`` is that of ``result.out``, [1, S, heads, D]."""
-        return Backward(self, features, grad, q, k, v, sinks, result).execute()
+        return self.backward_pass(self, features, grad, q, k, v, sinks, result).execute()
 
     def exchanges(self, prepared: Prepared, which: str) -> Exchanges:
         """New exchanges for one call; the first call of a plan compares digests first."""

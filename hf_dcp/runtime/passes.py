@@ -168,6 +168,10 @@ class Forward(_Run):
 
     def execute(self) -> ForwardResult:
         self.walk()
+        return self.results()
+
+    def results(self) -> ForwardResult:
+        """What the pass returns, after its last instruction."""
         out, lse = self.tensors["out"].local.transpose(0, 1), self.tensors["lse"].local.transpose(0, 1)
         kept_q, k, v = (self.tensors[name].remote.flatten(0, 1) for name in ("q", "k", "v"))
         if not self.features.keep:
@@ -240,6 +244,10 @@ class Backward(_Run):
 
     def execute(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         self.walk()
+        return self.results()
+
+    def results(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """What the pass returns, after its last instruction."""
         dq, dk, dv = (self.tensors[name].local[None].to(self.dtype) for name in ("dq", "dk", "dv"))
         sinks = self.sink_gradient()
         self.done()
