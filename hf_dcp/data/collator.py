@@ -46,12 +46,16 @@ class DcpCollator:
             ValueError: for rows that make no batch, or before the group and the model are known.
         """
         source = self.session.source()
-        batch = self.reader.read(rows_of(features))
+        batch = self.read(features)
         plan = source.get(batch.spec)
         local = self.cut(batch, plan)
         if self.count_items:
             local["num_items_in_batch"] = torch.tensor(batch.num_items)
         return local
+
+    def read(self, features: Sequence[Row] | Sequence[list[Row]]) -> GroupBatch:
+        """The batch of the whole group. Raises ValueError for rows that make none."""
+        return self.reader.read(rows_of(features))
 
     def preview(self, dataset: Any) -> PlanReport | None:
         """The report of a plan for the data set's first item, or None if it has no first item.
@@ -68,7 +72,7 @@ class DcpCollator:
             first = dataset[0]
         except (TypeError, KeyError, IndexError, NotImplementedError):
             return None
-        batch = self.reader.read(rows_of([first]))
+        batch = self.read([first])
         return PlanReport.of(plan_batch(batch.spec, settings.topology, settings.shape, settings.config))
 
     def cut(self, batch: GroupBatch, plan: BatchPlan) -> dict[str, Any]:

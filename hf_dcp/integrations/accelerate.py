@@ -133,6 +133,7 @@ class DcpParallelismConfig(ParallelismConfig):
         Raises:
             ValueError: on every process, if the sizes don't fit the number of processes, or settings differ.
         """
+        self._refuse_calling_trainer()
         world = dist.get_world_size() if dist.is_initialized() else 1
         self.settle_sizes(world)
         session = self.session
@@ -151,6 +152,16 @@ class DcpParallelismConfig(ParallelismConfig):
         else:
             session.group = make_group(mesh, hosts, session.plan_store, self.plan_timeout)
         return mesh
+
+    @staticmethod
+    def _refuse_calling_trainer() -> None:
+        """A trainer that DCP would silently break may have no callback of ours that refuses it."""
+        from hf_dcp.integrations.trainer_checks import calling_trainer
+        from hf_dcp.integrations.trl_checks import refuse_trainer
+
+        trainer = calling_trainer()
+        if trainer is not None:
+            refuse_trainer(type(trainer))
 
     def settle_sizes(self, world: int) -> None:
         """Give data parallelism the processes that are left over. Raises ValueError if the sizes don't fit."""
@@ -192,17 +203,6 @@ class DcpParallelismConfig(ParallelismConfig):
         """Make the DCP group, where neither Trainer nor Accelerator does. Collective over all processes."""
         self.get_device_mesh(device_type)
 
-    def batched(
-        self,
-        dataset: Any,
-        tokens_per_batch: int | None = None,
-        lengths: str | Sequence[int] = "length",
-        seed: int = 0,
-        overlong: str = "error",
-        shuffle: bool = True,
-        multiple_of: int | None = None,
-    ) -> BatchedDataset:
-        """``dataset`` as whole batches of the DCP group; see `hf_dcp.data.batched.BatchedDataset`.
     def plan_ahead(
         self, workers: int | None = None, prefetch: int | None = None, lookahead: int | None = None
     ) -> Depth:
@@ -228,6 +228,17 @@ class DcpParallelismConfig(ParallelismConfig):
         self.session.run_ahead(depth)
         return depth
 
+    def batched(
+        self,
+        dataset: Any,
+        tokens_per_batch: int | None = None,
+        lengths: str | Sequence[int] = "length",
+        seed: int = 0,
+        overlong: str = "error",
+        shuffle: bool = True,
+        multiple_of: int | None = None,
+    ) -> BatchedDataset:
+        """``dataset`` as whole batches of the DCP group; see `hf_dcp.data.batched.BatchedDataset`.
 
         Args:
             tokens_per_batch: most tokens of a batch; None: those of the longest row.
@@ -254,6 +265,23 @@ class DcpParallelismConfig(ParallelismConfig):
             self.attach(model)
         token = getattr(tokenizer, "pad_token_id", None)
         return DcpCollator(self.session, mask, dummy_token=0 if token is None else token)
+
+    def preference_collator(self, tokenizer: Any) -> Any:
+        """The data collator for TRL's DPOTrainer and RewardTrainer; see
+        `hf_dcp.integrations.preferences.PreferenceCollator`.
+
+        Args:
+            tokenizer: its padding token, else its end-of-text token, pads TRL's tensors.
+
+        Raises:
+            ValueError: for a tokenizer without either.
+        """
+        from hf_dcp.integrations.preferences import PreferenceCollator
+
+        token = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        if token is None:
+            raise ValueError("the tokenizer has no pad_token: set tokenizer.pad_token")
+        return PreferenceCollator(self.session, token)
 
     def attach(self, model: nn.Module) -> None:
         """Check a model and make it known to this run's collators.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hf_dcp.data.rows import IGNORE
 from hf_dcp.integrations.models import attention_layers, base_model, check_model
+from hf_dcp.integrations.trl_model import watch_log_probs
 from hf_dcp.lookahead.batch_plan import BatchPlan
 from hf_dcp.lookahead.session import Session
 from hf_dcp.runtime import DcpPlan, find_communicator
@@ -33,6 +34,7 @@ def attach(model: nn.Module, session: Session) -> None:
     binding = _bound[base] = Binding(session, len(attention_layers(base)))
     base.register_forward_pre_hook(binding.before, with_kwargs=True)
     base.register_forward_hook(binding.after, with_kwargs=True)
+    watch_log_probs(base)
 
 
 def autocast_dtype() -> torch.dtype | None:

@@ -12,9 +12,11 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from hf_dcp.data.collator import DcpCollator
 from hf_dcp.integrations.accelerate import DcpParallelismConfig
 from hf_dcp.integrations.models import base_model
+from hf_dcp.integrations.preferences import PreferenceCollator
 from hf_dcp.integrations.statistics import start_line
 from hf_dcp.integrations.trainer_checks import calling_trainer, check_trainer, plugin_of
 from hf_dcp.integrations.trainer_fixes import fix_total_batch_size, gather_of_evaluation, time_batches
+from hf_dcp.integrations.trl import prepare_pairs
 from hf_dcp.lookahead.batch_plan import BatchPlan
 from hf_dcp.lookahead.session import Session
 from hf_dcp.lookahead.statistics import StepStatistics, total_over_ranks
@@ -62,7 +64,10 @@ class DcpStatsCallback(TrainerCallback):
         plugin = plugin_of(trainer.args)
         session = self._session = plugin.session
         check_trainer(trainer)
-        plugin.attach(model)
+        if isinstance(trainer.data_collator, PreferenceCollator):
+            prepare_pairs(trainer, model, session)
+        else:
+            plugin.attach(model)
         if trainer.args.average_tokens_across_devices:
             session.loss_scale = session.require_group().loss_ranks
         gather = gather_of_evaluation(trainer, session)

@@ -10,8 +10,7 @@ from transformers import Trainer, TrainingArguments
 from hf_dcp.data.batched import BatchedDataset
 from hf_dcp.data.collator import DcpCollator
 from hf_dcp.integrations.accelerate import DcpParallelismConfig
-
-REFUSED_TRAINERS = ("GRPOTrainer", "RLOOTrainer", "DistillationTrainer", "GKDTrainer", "OnlineDPOTrainer", "PPOTrainer")
+from hf_dcp.integrations.trl_checks import check_trl, refuse_trainer
 
 
 def calling_trainer() -> Trainer | None:
@@ -95,9 +94,7 @@ def _rules(args: TrainingArguments) -> list[tuple[str, bool, str]]:
 def check_trainer(trainer: Trainer) -> None:
     """Raise ValueError for a Trainer that would not train, or not evaluate, what one process does."""
     args = trainer.args
-    name = next((c.__name__ for c in type(trainer).__mro__ if c.__name__ in REFUSED_TRAINERS), None)
-    if name is not None:
-        raise ValueError(f"{name} can't run with DCP: it generates or scores whole sequences itself; use Trainer")
+    refuse_trainer(type(trainer))
     if not isinstance(trainer.data_collator, DcpCollator):
         raise ValueError(
             f"data_collator is {type(trainer.data_collator).__name__}, which doesn't plan: pass "
@@ -105,6 +102,7 @@ def check_trainer(trainer: Trainer) -> None:
         )
     if trainer.data_collator.session is not plugin_of(args).session:
         raise ValueError("data_collator and parallelism_config are of different DcpParallelismConfig objects: use one")
+    check_trl(trainer)
     datasets = [trainer.train_dataset, *_values(trainer.eval_dataset)]
     check_arguments(args, any(isinstance(dataset, BatchedDataset) for dataset in datasets))
     _check_functions(trainer)
