@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hf_dcp.runtime.buffers import BufferPool
+from hf_dcp.runtime.faults import find_silent
 from hf_dcp.runtime.groups import Communicator, Stats
 from hf_dcp.runtime.messages import HEADER_BYTES, MessageTable, PreparedMessage
 from hf_dcp.runtime.rows import Rows
@@ -94,10 +95,12 @@ class Exchanges:
 
     def _packed(self, message: PreparedMessage, tensors: dict[str, Rows]) -> Tensor:
         buffer = self._buffer(message)
-        header = torch.tensor(self._header(message), dtype=torch.int64)
-        buffer[:HEADER_BYTES].view(torch.int64).copy_(header)
+        self._write_header(message, buffer[:HEADER_BYTES].view(torch.int64))
         message.pack(tensors, buffer)
         return buffer
+
+    def _write_header(self, message: PreparedMessage, header: Tensor) -> None:
+        header.copy_(torch.tensor(self._header(message), dtype=torch.int64))
 
     def _header(self, message: PreparedMessage) -> list[int]:
         return [signed(self.digest), message.payload_bytes, self.call, message.exchange]
@@ -112,13 +115,10 @@ class Exchanges:
             function = dist.irecv if message.incoming else dist.isend
             peer = communicator.ranks[message.peer]
             operations.append(dist.P2POp(function, buffer, peer, group, tag=message.exchange))
-        try:
-            works = dist.batch_isend_irecv(operations)
-        except RuntimeError as error:
-            peers = sorted({message.peer for message, _ in pairs})
-            raise ExchangeError(f"{self._where(pairs[0][0])} could not be posted to ranks {peers}: {error}") from error
-        # One work per message, or (NCCL) one for all of them.
-        works = works if len(works) == len(pairs) else [works[0]] * len(pairs)
+        if communicator.coalesces:  # one work for all of them
+            works = dist.batch_isend_irecv(operations) * len(pairs)
+        else:
+            works = [self._launched(message, op) for (message, _), op in zip(pairs, operations)]
         for (message, buffer), work in zip(pairs, works):
             pending = _Pending(message, buffer, work)
             if message.incoming:
@@ -133,16 +133,28 @@ class Exchanges:
             stats.sent[self.which, message.link] += size
             stats.sent_to[self.which, message.peer] += size
 
+    def _launched(self, message: PreparedMessage, op: dist.P2POp) -> Any:
+        try:
+            return op.op(op.tensor, op.peer, op.group, op.tag)
+        except RuntimeError as error:
+            raise self._failure(message, error) from error
+
     def _complete(self, pending: _Pending) -> None:
         try:
             pending.work.wait()
         except RuntimeError as error:
-            verb = "receiving from" if pending.message.incoming else "sending to"
-            rank = self._communicator().ranks[pending.message.peer]
-            raise ExchangeError(
-                f"{self._where(pending.message)} failed {verb} rank {pending.message.peer} of the group (global rank "
-                f"{rank}): it is gone, or did not answer within the group's time-out ({error})"
-            ) from error
+            raise self._failure(pending.message, error) from error
+
+    def _failure(self, message: PreparedMessage, error: RuntimeError) -> ExchangeError:
+        communicator = self._communicator()
+        chain = find_silent(communicator.reverse_group, self.call, communicator.rank, message.peer)
+        named = [f"rank {rank} of the group (global rank {communicator.ranks[rank]})" for rank in chain]
+        verb = "receiving from" if message.incoming else "sending to"
+        reported = "".join(f", which reports to wait for {other}" for other in named[1:])
+        return ExchangeError(
+            f"{self._where(message)} failed {verb} {named[0]}{reported}: {named[-1]} is gone, or did not answer within "
+            f"the group's time-out ({error})"
+        )
 
     def _check(self, pending: _Pending) -> None:
         got = pending.buffer[:HEADER_BYTES].view(torch.int64).tolist()
@@ -155,7 +167,8 @@ class Exchanges:
                 )
 
     def _where(self, message: PreparedMessage) -> str:
-        return f"exchange {message.exchange} of {self.which} on rank {self._communicator().rank}"
+        place = self.table.place.get(message.exchange, "")
+        return f"exchange {message.exchange} of {self.which} on rank {self._communicator().rank}{place}"
 
     def _communicator(self) -> Communicator:
         if self.communicator is None:

@@ -98,6 +98,11 @@ class Communicator:
         backend = dist.get_backend(self.forward_group)
         return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
 
+    @property
+    def coalesces(self) -> bool:
+        """Whether messages that are posted together must be handed over as one."""
+        return dist.get_backend(self.forward_group) == "nccl"
+
     def buffers(self, device: torch.device) -> BufferPool:
         """Memory that the attention calls of all plans on a device share."""
         return self._buffers.setdefault(device, BufferPool(device))

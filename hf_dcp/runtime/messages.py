@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_dcp.planning.plan import Message, PassPlan, RankPlan
+from hf_dcp.planning.plan import Message, Op, PassPlan, RankPlan
 from hf_dcp.runtime.rows import Index, Rows
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -81,6 +81,8 @@ class MessageTable:
     """All messages of one pass of one rank, by exchange, in the order of the plan."""
 
     by_exchange: dict[int, list[PreparedMessage]]
+    place: dict[int, str]
+    """Where in the program each exchange is waited for, in words."""
 
     @classmethod
     def of(cls, plan: RankPlan, which: str, part: PassPlan, keep: bool, device: torch.device) -> MessageTable:
@@ -94,7 +96,7 @@ class MessageTable:
             message = builder.message(row)
             if message.payload_bytes:
                 by_exchange.setdefault(message.exchange, []).append(message)
-        return cls(by_exchange)
+        return cls(by_exchange, _places(part))
 
     @cached_property
     def sent(self) -> dict[tuple[str, int], int]:
@@ -105,6 +107,22 @@ class MessageTable:
                 if not m.incoming:
                     total[m.link, m.peer] = total.get((m.link, m.peer), 0) + m.payload_bytes
         return total
+
+
+def _places(part: PassPlan) -> dict[int, str]:
+    """ ", in front of division d", or ", behind division d" for the last ones, by exchange."""
+    places: dict[int, str] = {}
+    waiting: list[int] = []
+    division = None
+    for op, argument in part.program.tolist():
+        if op == Op.WAIT:
+            waiting.append(argument)
+        elif op == Op.ATTEND:
+            division = argument
+            places |= dict.fromkeys(waiting, f", in front of division {division}")
+            waiting = []
+    after = ", without divisions" if division is None else f", behind division {division}"
+    return places | dict.fromkeys(waiting, after)
 
 
 @dataclass
