@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
+from hf_dcp.rates import DEFAULT_HARDWARE, Rates, find_rates
+
 PLACEMENTS = ("auto", "ring", "zigzag", "head-ring", "mtkahypar", "kahypar")
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -39,6 +41,9 @@ class DcpConfig:
     """Type in which partial results travel (``"fp32"``, ``"bf16"``, ``"fp16"``); ``None``: the type of the model."""
     backward_kv: Literal["refetch", "keep"] = "refetch"
     """Whether backward fetches remote Q and KV rows again or keeps those of forward (more memory, fewer bytes)."""
+    hardware: str | Rates = DEFAULT_HARDWARE
+    """How fast devices and links are, for predicted times: a preset of `hf_dcp.rates.HARDWARE`, or
+    ``hf_dcp.rates.Rates.read("rates.json")`` of a file that ``hf-dcp bench calibrate --save rates.json`` has written."""
 
     def __post_init__(self) -> None:
         _require_count("block_size", self.block_size, auto=True)
@@ -56,6 +61,12 @@ class DcpConfig:
         if self.reduce_dtype is not None:
             _require_choice("reduce_dtype", self.reduce_dtype, tuple(DTYPE_BYTES))
         _require_choice("backward_kv", self.backward_kv, ("refetch", "keep"))
+        find_rates(self.hardware)
+
+    @property
+    def rates(self) -> Rates:
+        """The rates of ``hardware``."""
+        return find_rates(self.hardware)
 
     def with_changes(self, **changes: object) -> DcpConfig:
         """A copy with the named fields changed. Raises ValueError for a name that is no field."""

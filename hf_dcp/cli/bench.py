@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from hf_dcp.cli import options
-from hf_dcp.cli.inputs import read_config, read_named, read_shape
+from hf_dcp.cli.inputs import read_config, read_hardware, read_named, read_shape
 from hf_dcp.planning.batch import Topology
+from hf_dcp.rates import DEFAULT_HARDWARE, Rates, find_rates
 
 Option = typer.Option
 app = typer.Typer(help="Measure plans side by side.")
@@ -136,6 +137,53 @@ def planner(
     from hf_dcp.bench.planner_table import show
 
     show(report)
+
+
+@app.command()
+def calibrate(
+    nodes: Annotated[int | None, Option(help="As if ranks were on so many nodes; default: as launched.")] = None,
+    heads: options.Heads = 8,
+    kv_heads: options.KvHeads = 2,
+    head_dim: options.HeadDim = 128,
+    dtype: options.Dtype = "bf16",
+    tokens: Annotated[int, Option(help="Tokens of the sequence whose attention is timed.")] = 4096,
+    message_bytes: Annotated[int, Option(help="Bytes of the messages whose rate is measured.")] = 1 << 24,
+    repeats: Annotated[int, Option(help="Calls and messages that count.")] = 5,
+    hardware: options.Hardware = None,
+    device: Annotated[str, Option(help="cpu or cuda.")] = "cpu",
+    save: Annotated[Path | None, Option(help="JSON file for the rates, for --hardware of other commands.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Measure the rates that predictions use: attention, its overheads, links. Start it once per rank, as with torchrun.
+
+    Links that there are none of keep the rates of --hardware.
+    """
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"--device must be cpu or cuda, not {device!r}")
+    if save is not None and not save.absolute().parent.is_dir():
+        raise ValueError(f"--save {save} is in a folder that doesn't exist: name a file in another")
+    shape = read_shape(heads, kv_heads, head_dim, dtype, ["none"])
+    assumed = find_rates(read_hardware(hardware) or DEFAULT_HARDWARE)
+    from hf_dcp.bench.calibrate import CalibrationSettings
+    from hf_dcp.bench.calibrate import calibrate as measure
+    from hf_dcp.bench.group import Group
+
+    settings = CalibrationSettings(shape, tokens, message_bytes, repeats, assumed)
+    group = Group.join(device, nodes)
+    try:
+        report = measure(settings, group)
+    finally:
+        group.leave()
+    if group.rank != 0:
+        return
+    if save is not None:
+        Rates(**report["rates"]).write(save)
+    if as_json:
+        print(json.dumps(report))
+        return
+    for name, value in report["rates"].items():
+        print(f"{name:16} {value:12.4g}{'  (assumed)' if name in report['assumed'] else ''}")
+    print(f"backward takes {report['backward_over_forward']:.2f} times as long as forward")
 
 
 def _print(report: dict, events: list, trace: Path | None, as_json: bool) -> None:

@@ -27,6 +27,7 @@ Divisions = Annotated[int | None, Option(help="At most so many divisions per att
 Windows = Annotated[list[str] | None, Option(help="Layers by window, such as none:4,4096:20.")]
 Seed = Annotated[int | None, Option(help="Seed of the planner.")]
 BackwardKv = Annotated[str | None, Option(help="refetch or keep remote rows for backward.")]
+Hardware = Annotated[str | None, Option(help="Preset, or JSON file of hf-dcp bench calibrate, for predictions.")]
 Divide = Annotated[int, Option(help="Divide all lengths by this.")]
 Limit = Annotated[int | None, Option(help="Only the first so many batches.")]
 Json = Annotated[bool, Option("--json", help="Print JSON, alone on standard output.")]

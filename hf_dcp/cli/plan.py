@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from hf_dcp.cli import options
-from hf_dcp.cli.inputs import read_batch, read_config, read_shape
+from hf_dcp.cli.inputs import read_batch, read_config, read_hardware, read_shape
 from hf_dcp.config import PLACEMENTS, DcpConfig
 from hf_dcp.planning.batch import BatchSpec, ModelShape, Topology
 
@@ -37,6 +37,7 @@ def plan(
     divisions: options.Divisions = None,
     windows: options.Windows = None,
     seed: options.Seed = None,
+    hardware: options.Hardware = None,
     placement: Annotated[str | None, Option(help=f"One of {', '.join(PLACEMENTS)}.")] = None,
     save: Annotated[Path | None, Option(help="Folder for the rank plans, as safetensors files.")] = None,
     as_json: options.Json = False,
@@ -56,6 +57,7 @@ def plan(
         seed=seed,
         placement=placement,
         reduce_dtype=reduce_dtype,
+        hardware=read_hardware(hardware),
     )
     report = measure(spec, topology, shape, config, save)
     if as_json:

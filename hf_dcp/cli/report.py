@@ -12,7 +12,7 @@ from hf_dcp.planning.batch import RowBytes
 from hf_dcp.planning.bound import forward_bounds
 from hf_dcp.planning.plan import Message, Plan
 from hf_dcp.planning.planner import plan_batch
-from hf_dcp.planning.simulate import DEFAULT_HARDWARE, HARDWARE, PassTimes, Rates, item_areas, message_bytes, simulate
+from hf_dcp.planning.simulate import PassTimes, Rates, item_areas, message_bytes, simulate
 from hf_dcp.planning.static import SCHEMES
 
 ROW_EXACT = {"ring": "ring", "zigzag": "zigzag", "head-ring": "head-ring"}
@@ -72,7 +72,7 @@ def plan_report(plan: Plan, cold_s: float, cpu_s: dict[str, float], sizes: list[
         sizes: bytes of every serialised rank plan.
     """
     compute, tokens = imbalances(plan)
-    times = predicted(plan, HARDWARE[DEFAULT_HARDWARE])
+    times = predicted(plan, plan.config.rates)
     return {
         "tokens": plan.batch.num_tokens,
         "devices": plan.topology.world_size,

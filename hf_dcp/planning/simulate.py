@@ -1,8 +1,9 @@
 """Predicted times of a plan: its programs run over a simple model of devices and links.
 
 The model: a device computes attention at a fixed rate, and has one outgoing and one incoming queue for links between
-nodes and one of each inside its node; a message occupies the sender's and the receiver's queue for bytes / rate. It knows
-neither launch overheads nor contention beyond the devices' own links, so it is good for comparing plans, not for promises.
+nodes and one of each inside its node; a message occupies the sender's and the receiver's queue for bytes / rate. A call and
+each of its divisions take a fixed time beyond that. It knows no contention beyond the devices' own links, so it is good for
+comparing plans, not for promises.
 """
 
 from __future__ import annotations
@@ -14,33 +15,12 @@ import numpy as np
 
 from hf_dcp.planning.batch import RowBytes
 from hf_dcp.planning.plan import Item, Message, Op, PassPlan, RankPlan, Slice, WindowPlan
+from hf_dcp.rates import DEFAULT_HARDWARE, HARDWARE, Rates
+
+__all__ = ["DEFAULT_HARDWARE", "HARDWARE", "PassTimes", "Rates", "item_areas", "message_bytes", "simulate"]
 
 BACKWARD_FLOPS = 2.5
 """Backward over forward: five matrix products for two (Dao, FlashAttention-2, section 4.1)."""
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What a device and its links reach."""
-
-    device_flops: float
-    """Attained attention FLOP/s of a device."""
-    inter_bytes: float
-    """Bytes/s of a device's link between nodes, each way."""
-    intra_bytes: float
-    """Bytes/s of a device's link inside its node, each way."""
-    latency_s: float = 2e-5
-    """Seconds from the start of a message to its first byte."""
-
-
-HARDWARE = {
-    # 8 x A100 SXM per node, 400 Gbit/s EFA per node (AWS p4d): FlashAttention-2 forward figures; NVSwitch 300 GB/s each way
-    "a100-efa": Rates(180e12, 400e9 / 8 / 8, 240e9),
-    # 8 x H100 SXM per node, one 400 Gbit/s InfiniBand port per device (DGX H100); NVSwitch 450 GB/s each way
-    "h100-ib": Rates(500e12, 45e9, 360e9),
-    "h200-ib": Rates(500e12, 45e9, 360e9),
-}
-DEFAULT_HARDWARE = "a100-efa"
 
 
 @dataclass(frozen=True)
@@ -102,7 +82,7 @@ class _Simulation:
         row_bytes = RowBytes.of(first.shape, first.head_groups, first.reduce_dtype)
         self.bytes = [message_bytes(p, row_bytes, which) for p in self.programs]
         world = len(plans)
-        self.clock, self.waited = np.zeros(world), np.zeros(world)
+        self.clock, self.waited = np.full(world, rates.call_s), np.zeros(world)
         self.sent: dict[tuple[int, int], list[tuple[float, float, int, int]]] = {}
         self.out_free, self.in_free = np.zeros((world, 2)), np.zeros((world, 2))
 
@@ -129,7 +109,7 @@ class _Simulation:
 
     def _step(self, rank: int, op: int, argument: int) -> bool:
         if op == Op.ATTEND:
-            self.clock[rank] += self.seconds[rank][argument]
+            self.clock[rank] += self.rates.launch_s + self.seconds[rank][argument]
         elif op == Op.START:
             self._start(rank, argument)
         elif op == Op.WAIT:
@@ -153,7 +133,8 @@ class _Simulation:
         for begin, end, size, inside in sorted(arrived):
             free = max(self.in_free[rank, inside], begin) + self._duration(size, inside)
             self.in_free[rank, inside] = free
-            done = max(done, free + self.rates.latency_s, end + self.rates.latency_s)
+            latency = self.rates.intra_latency_s if inside else self.rates.latency_s
+            done = max(done, free + latency, end + latency)
         self.waited[rank] += done - self.clock[rank]
         self.clock[rank] = done
         return True
