@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from hf_dcp.config import DTYPE_BYTES
-from hf_dcp.masks import Mask
+from hf_dcp.masks import Mask, normalise
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,9 @@ class BatchSpec:
         object.__setattr__(self, "lengths", checked)
         object.__setattr__(self, "masks", each)
 
+    def __reduce__(self) -> tuple:
+        return BatchSpec, (self.lengths, self.masks)  # what is cached stays where it was computed
+
     @property
     def num_tokens(self) -> int:
         return sum(self.lengths)
@@ -45,6 +48,18 @@ class BatchSpec:
     def starts(self) -> np.ndarray:
         """First batch-global token of each sequence, and the number of tokens: int64[sequences + 1]."""
         return np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
+
+    @cached_property
+    def ranges(self) -> tuple[np.ndarray, ...]:
+        """Normalised KV ranges of each sequence, int32[length, R, 2]; equal sequences share one array."""
+        known: dict[tuple[int, str], np.ndarray] = {}
+        result = []
+        for length, mask in zip(self.lengths, self.masks, strict=True):
+            key = (length, mask.key(length))
+            if key not in known:
+                known[key] = normalise(mask.ranges(length))
+            result.append(known[key])
+        return tuple(result)
 
 
 def _length(i: int, value: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numba as nb
@@ -67,26 +68,40 @@ def _slices_of(batch: BatchSpec, tiles: Tiles, rows: np.ndarray) -> tuple[np.nda
     """The slices of each run of query rows (first, last + 1, sequence), in batch-global tokens."""
     known: dict[int, np.ndarray] = {}
     parts = [np.zeros((0, len(Slice)), np.int32)]
-    for first, last, s in rows:
+    ptr = [np.zeros(1, np.int64)]
+    bounds = np.flatnonzero(np.diff(rows[:, 2], prepend=-1, append=-1))
+    for begin, end in itertools.pairwise(bounds):
+        s = rows[begin, 2]
         ranges = tiles.ranges[s]
         if id(ranges) not in known:  # equal sequences share one array
             known[id(ranges)] = to_slices(ranges)
-        offset = batch.starts[s]
-        clipped = _clipped(known[id(ranges)], first - offset, last - offset)
-        parts.append(clipped + np.array([offset] * 4 + [0, 0], np.int32))
-    ptr = np.cumsum([len(part) for part in parts])
-    return ptr, np.concatenate(parts).astype(np.int32)
+        counts, clipped = _clipped(known[id(ranges)], rows[begin:end, :2] - batch.starts[s])
+        parts.append(clipped + np.array([batch.starts[s]] * 4 + [0, 0], np.int32))
+        ptr.append(ptr[-1][-1] + np.cumsum(counts))
+    return np.concatenate(ptr), np.concatenate(parts).astype(np.int32)
 
 
-def _clipped(slices: np.ndarray, first: int, last: int) -> np.ndarray:
-    """The part of the slices in query rows [first, last)."""
-    part = slices[(slices[:, Slice.Q_BEGIN] < last) & (slices[:, Slice.Q_END] > first)].copy()
-    cut = np.maximum(first - part[:, Slice.Q_BEGIN], 0)
-    part[:, Slice.LO] += cut * part[:, Slice.LO_SLOPE]
-    part[:, Slice.HI] += cut * part[:, Slice.HI_SLOPE]
-    part[:, Slice.Q_BEGIN] += cut
-    part[:, Slice.Q_END] = np.minimum(part[:, Slice.Q_END], last)
-    return part
+@nb.njit(cache=True)
+def _clipped(slices, rows):
+    """The part of the slices, which are sorted, in each run [first, last) of query rows: (count of each, slices)."""
+    counts, out, found = np.zeros(len(rows), np.int64), np.empty((1024, 6), np.int32), 0
+    for r in range(len(rows)):
+        first, last = rows[r, 0], rows[r, 1]
+        begun = found
+        for s in range(np.searchsorted(slices[:, 0], last)):
+            if slices[s, 1] <= first:
+                continue
+            if found == len(out):
+                out = np.concatenate((out, np.empty_like(out)))
+            cut = max(first - slices[s, 0], 0)
+            out[found] = slices[s]
+            out[found, 0] += cut
+            out[found, 1] = min(slices[s, 1], last)
+            out[found, 2] += cut * slices[s, 4]
+            out[found, 3] += cut * slices[s, 5]
+            found += 1
+        counts[r] = found - begun
+    return counts, out[:found]
 
 
 @dataclass(frozen=True)

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numba as nb
 import numpy as np
 
 from hf_dcp.config import DcpConfig
 from hf_dcp.planning.batch import BatchSpec, ModelShape, Topology
 from hf_dcp.planning.limits import lpt_bound
 from hf_dcp.planning.placement.pieces import segment_cuts
-from hf_dcp.ranges import normalise
 
 UNITS, UNITS_ALONE, UNITS_PER_BLOCK = 2000, 600, 8
 """A search may have this many tiles times head groups (a single sequence fewer: coarse blocks keep its parts whole), or
 this many for every block."""
 PARTS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 """Into how many blocks a device's mean tokens may be cut."""
+SAMPLES = 4096
+"""About so many rows of a sequence tell how many tiles it makes."""
+MOST_HEAVY = 16
+"""With more places than this where rows become heavy, none is treated in a special way."""
 
 
 @dataclass(frozen=True)
@@ -59,36 +63,36 @@ class Outline:
 
     def __init__(self, batch: BatchSpec) -> None:
         self.batch = batch
-        self._shape: dict[tuple[int, str], tuple[np.ndarray, np.ndarray]] = {}
-
-    def _of(self, s: int) -> tuple[np.ndarray, np.ndarray]:
-        """(Segment starts, sampled ranges) of a sequence."""
-        length, mask = self.batch.lengths[s], self.batch.masks[s]
-        key = (length, mask.key(length))
-        if key not in self._shape:
-            ranges = normalise(mask.ranges(length))
-            cuts = np.unique(np.concatenate([[0], segment_cuts(ranges), heavy_cuts(ranges)]))
-            self._shape[key] = (cuts, ranges[:: max(1, length // 4096)])
-        return self._shape[key]
+        known: dict[int, np.ndarray] = {}
+        for ranges in batch.ranges:
+            if id(ranges) not in known:  # equal sequences share one array
+                known[id(ranges)] = np.unique(np.concatenate([[0], segment_cuts(ranges), heavy_cuts(ranges)]))
+        self.segments = [known[id(ranges)] for ranges in batch.ranges]
+        """First tokens of the segments of every sequence."""
 
     def cut(self, size: int) -> list[np.ndarray]:
         """Block starts of every sequence: each segment in equal blocks of about ``size`` tokens."""
         result = []
-        for s, length in enumerate(self.batch.lengths):
-            bounds = np.append(self._of(s)[0], length)
-            parts = [a + _equal_parts(b - a, size) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]  # noqa: RUF007
-            result.append(np.concatenate(parts))
+        for begins, length in zip(self.segments, self.batch.lengths, strict=True):
+            ends = np.append(begins[1:], length)
+            result.append(np.concatenate([a + _equal_parts(b - a, size) for a, b in zip(begins, ends, strict=True)]))
         return result
+
+    def blocks(self, size: int) -> np.ndarray:
+        """Tokens of all blocks of `cut`."""
+        return np.concatenate(
+            [np.diff(np.append(cut, length)) for cut, length in zip(self.cut(size), self.batch.lengths, strict=True)]
+        )
 
     def tiles(self, size: int) -> int:
         """About how many tiles blocks of this size make."""
+        known: dict[int, int] = {}
         total = 0
-        for s, length in enumerate(self.batch.lengths):
-            ranges = self._of(s)[1]
-            rows_per_sample = length / len(ranges)
-            full = ranges[:, :, 1] > ranges[:, :, 0]
-            touched = np.where(full, (ranges[:, :, 1] - 1) // size - ranges[:, :, 0] // size + 1, 0).sum()
-            total += max(-(-length // size), int(touched * rows_per_sample / size))
+        for length, ranges in zip(self.batch.lengths, self.batch.ranges, strict=True):
+            if id(ranges) not in known:
+                touched = _blocks_touched(ranges, size, max(1, length // SAMPLES))
+                known[id(ranges)] = max(-(-length // size), touched // size)
+            total += known[id(ranges)]
         return total
 
     def sizes(self, topology: Topology, groups: int, config: DcpConfig) -> list[int]:
@@ -104,23 +108,51 @@ class Outline:
         return list(dict.fromkeys([*even[:1], *(size for size in finer if size in even), sizes[-1]]))
 
     def _few_tiles(self, size: int, groups: int) -> bool:
-        blocks = sum(len(starts) for starts in self.cut(size))
+        blocks = sum(
+            max(1, round(n / size))
+            for begins, length in zip(self.segments, self.batch.lengths, strict=True)
+            for n in np.diff(np.append(begins, length)).tolist()
+        )
         most = UNITS_ALONE if len(self.batch.lengths) == 1 else UNITS
         return self.tiles(size) * groups <= max(most, UNITS_PER_BLOCK * blocks)
 
     def _even_tokens(self, size: int, topology: Topology, config: DcpConfig) -> bool:
-        bounds = zip(self.cut(size), self.batch.lengths, strict=True)
-        blocks = np.concatenate([np.diff(np.append(starts, length)) for starts, length in bounds])
         limit = int(self.batch.num_tokens / topology.world_size * (1 + config.token_tolerance))
-        return lpt_bound(blocks, 1, topology.world_size, limit) <= limit
+        return lpt_bound(self.blocks(size), 1, topology.world_size, limit) <= limit
 
 
 def heavy_cuts(ranges: np.ndarray) -> np.ndarray:
     """Tokens at which rows suddenly attend to several times as much: such rows are best kept in blocks of their own."""
-    count = (ranges[:, :, 1] - ranges[:, :, 0]).sum(1, dtype=np.int64)
-    jump = count[1:] > 4 * count[:-1] + 256
-    found = np.flatnonzero(jump) + 1
-    return found if len(found) <= 16 else np.zeros(0, np.int64)
+    return _heavy_begins(ranges, MOST_HEAVY)
+
+
+@nb.njit(cache=True)
+def _heavy_begins(ranges, most):
+    found, before = np.empty(most, np.int64), 0
+    count = 0
+    for i in range(len(ranges)):
+        attended = 0
+        for c in range(ranges.shape[1]):
+            attended += ranges[i, c, 1] - ranges[i, c, 0]
+        if i > 0 and attended > 4 * before + 256:
+            if count == most:
+                return found[:0]
+            found[count] = i
+            count += 1
+        before = attended
+    return found[:count]
+
+
+@nb.njit(cache=True)
+def _blocks_touched(ranges, size, step):
+    """About how many (row, block of this many rows) pairs have an attended element; every ``step``-th row is looked at."""
+    total, rows = 0, 0
+    for i in range(0, len(ranges), step):
+        rows += 1
+        for c in range(ranges.shape[1]):
+            if ranges[i, c, 1] > ranges[i, c, 0]:
+                total += (ranges[i, c, 1] - 1) // size - ranges[i, c, 0] // size + 1
+    return total * len(ranges) // max(rows, 1)
 
 
 def _equal_parts(length: int, size: int) -> np.ndarray:

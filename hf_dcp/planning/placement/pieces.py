@@ -42,15 +42,30 @@ def segment_cuts(ranges: np.ndarray) -> np.ndarray:
     Args:
         ranges: int32[length, R, 2], normalised.
     """
-    length = len(ranges)
-    row = np.arange(length)
-    count = (ranges[:, :, 0] < ranges[:, :, 1]).sum(1)
-    last = ranges[row, np.maximum(count, 1) - 1]
-    begins = np.flatnonzero((last[1:, 0] == row[1:]) & (last[:-1, 0] != last[1:, 0]) & (last[:-1, 1] == row[1:])) + 1
-    if not 0 < len(begins) <= MOST_SEGMENTS:
-        return np.zeros(0, np.int64)
-    prefix = ranges[begins, 0, 1][count[begins] > 1]
-    return np.unique(np.concatenate([begins, prefix[(prefix > 0) & (prefix < length)]]))
+    begins, prefixes = _segment_begins(np.ascontiguousarray(ranges), MOST_SEGMENTS)
+    return np.unique(np.concatenate([begins, prefixes[(prefixes > 0) & (prefixes < len(ranges))]]))
+
+
+@nb.njit(cache=True)
+def _segment_begins(ranges, most):
+    """(First rows of segments, what they attend to besides themselves: [0, prefix)); none if there are too many."""
+    begins, prefixes = np.empty(most, np.int64), np.empty(most, np.int64)
+    found, shared, before_lo, before_hi = 0, 0, -1, -1
+    for i in range(len(ranges)):
+        last = 0
+        while last + 1 < ranges.shape[1] and ranges[i, last + 1, 0] < ranges[i, last + 1, 1]:
+            last += 1
+        lo, hi = ranges[i, last, 0], ranges[i, last, 1]
+        if i > 0 and lo == i and before_lo != lo and before_hi == i:
+            if found == most:
+                return begins[:0], prefixes[:0]
+            begins[found] = i
+            found += 1
+            if last > 0:
+                prefixes[shared] = ranges[i, 0, 1]
+                shared += 1
+        before_lo, before_hi = lo, hi
+    return begins[:found], prefixes[:shared]
 
 
 def pack_pieces(
