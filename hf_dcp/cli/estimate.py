@@ -14,8 +14,10 @@ import typer
 from hf_dcp.cli.inputs import read_config, read_shape
 from hf_dcp.masks import parse_mask
 from hf_dcp.planning.batch import Topology
+from hf_dcp.planning.simulate import DEFAULT_HARDWARE
 
 if TYPE_CHECKING:
+    from hf_dcp.estimate.hardware import Hardware
     from hf_dcp.estimate.lengths import Progress
     from hf_dcp.estimate.model import Model
 
@@ -42,7 +44,8 @@ def estimate(
     mask: Annotated[str, Option(help="Mask, such as causal, lambda:64,4096, shared:0.2x4.")] = "causal",
     tokens_per_batch: Annotated[int, Option(help="Tokens of a batch of the whole group.")] = 131_072,
     max_length: Annotated[int | None, Option(help="Cut longer rows; default: at --tokens-per-batch.")] = None,
-    hardware: Annotated[str | None, Option(help="Rates by name: a100-efa, h100-ib, h200-ib.")] = None,
+    hardware: Annotated[str, Option(help="Preset, or JSON file of hf-dcp bench calibrate.")] = DEFAULT_HARDWARE,
+    calibrate: Annotated[bool, Option("--calibrate", help="Measure attention's rate on this machine.")] = False,
     link_gbps: Annotated[float | None, Option(help="Gbit/s of a device's link between nodes.")] = None,
     intra_gbps: Annotated[float | None, Option(help="Gbit/s of a device's link inside its node.")] = None,
     device_tflops: Annotated[float | None, Option(help="Attained attention TFLOP/s of a device.")] = None,
@@ -56,7 +59,6 @@ def estimate(
     as_json: Annotated[bool, Option("--json", help="Print JSON, alone on standard output.")] = False,
 ) -> None:
     """Lengths of a data set, and predicted times of DCP and of static schemes: would DCP help?"""
-    from hf_dcp.estimate.hardware import DEFAULT, Hardware
     from hf_dcp.estimate.lengths import read_lengths
     from hf_dcp.estimate.run import Question
     from hf_dcp.estimate.run import estimate as answer
@@ -64,11 +66,12 @@ def estimate(
     parse_mask(mask)
     if html is not None and not html.absolute().parent.is_dir():
         raise ValueError(f"--html {html} is in a folder that doesn't exist: name a file in another")
+    known = _model(model, heads, kv_heads, head_dim, layers, parameters, windows, dtype)
     question = Question(
         mask=mask,
-        model=_model(model, heads, kv_heads, head_dim, layers, parameters, windows, dtype),
+        model=known,
         topology=Topology.grid(nodes, devices_per_node),
-        hardware=Hardware.named(hardware or DEFAULT).with_given(link_gbps, intra_gbps, device_tflops),
+        hardware=_hardware(hardware, calibrate, known, link_gbps, intra_gbps, device_tflops),
         config=read_config(block_size, head_groups),
         tokens_per_batch=tokens_per_batch,
         batches=batches,
@@ -106,6 +109,13 @@ def _model(
     if name is not None:
         return read_model(name, dtype)
     return guessed(read_shape(heads, kv_heads, head_dim, dtype or "bf16", windows or [f"none:{layers}"]), parameters)
+
+
+def _hardware(name: str, calibrate: bool, model: Model, *given: float | None) -> Hardware:
+    from hf_dcp.estimate.hardware import Hardware
+
+    found = Hardware.named(name)
+    return (found.calibrated(model.shape) if calibrate else found).with_given(*given)
 
 
 @contextmanager

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from hf_dcp.planning.simulate import DEFAULT_HARDWARE, HARDWARE, Rates
 
+if TYPE_CHECKING:
+    from hf_dcp.planning.batch import ModelShape
+
 SOURCES = {
-    "a100-efa": "8 A100 SXM per node: attained forward FLOP/s of FlashAttention-2; 400 Gbit/s EFA for 8 devices (AWS "
-    "p4d); NVSwitch at 80 % of its 300 GB/s",
-    "h100-ib": "8 H100 SXM per node: attained forward FLOP/s of FlashAttention-3; one 400 Gbit/s InfiniBand port per "
-    "device at 90 %; NVSwitch at 80 % of its 450 GB/s",
-    "h200-ib": "as h100-ib: an H200 has the H100's compute and links, and more memory",
+    "a100-efa": "8 A100 SXM a node: what FlashAttention-2 attains in forward; 400 Gbit/s EFA for 8 devices (AWS p4d); "
+    "NVSwitch at 80 %",
+    "h100-ib": "8 H100 SXM a node: what FlashAttention-3 attains in forward; one 400 Gbit/s InfiniBand port per device "
+    "at 90 %; NVSwitch at 80 %",
+    "h200-ib": "as h100-ib: an H200 computes as fast and has the same links",
 }
+OPTIONS = {"inter_bytes": "--link-gbps", "intra_bytes": "--intra-gbps", "device_flops": "--device-tflops"}
+SCALE = {"inter_bytes": 1e9 / 8, "intra_bytes": 1e9 / 8, "device_flops": 1e12}
 
 
 @dataclass(frozen=True)
@@ -24,11 +30,15 @@ class Hardware:
     source: str
 
     @classmethod
-    def named(cls, name: str) -> Hardware:
-        """Raises ValueError for an unknown name."""
+    def named(cls, name: str = DEFAULT_HARDWARE) -> Hardware:
+        """A preset, or a JSON file of `hf-dcp bench calibrate`. Raises ValueError for anything else."""
+        if name.endswith(".json"):
+            return cls(name, Rates.read(name), "measured by hf-dcp bench calibrate")
         if name not in HARDWARE:
-            raise ValueError(f"--hardware must be one of {', '.join(HARDWARE)}, not {name!r}")
-        return cls(name, HARDWARE[name], SOURCES.get(name, "rates of hf_dcp.planning.simulate"))
+            raise ValueError(
+                f"--hardware must be one of {', '.join(HARDWARE)}, or a JSON file of hf-dcp bench calibrate, not {name!r}"
+            )
+        return cls(name, HARDWARE[name], SOURCES.get(name, "see hf_dcp.rates"))
 
     def with_given(
         self, link_gbps: float | None = None, intra_gbps: float | None = None, device_tflops: float | None = None
@@ -43,21 +53,35 @@ class Hardware:
             ValueError: for a rate that is not above 0.
         """
         given = {"inter_bytes": link_gbps, "intra_bytes": intra_gbps, "device_flops": device_tflops}
-        options = {"inter_bytes": "--link-gbps", "intra_bytes": "--intra-gbps", "device_flops": "--device-tflops"}
-        scale = {"inter_bytes": 1e9 / 8, "intra_bytes": 1e9 / 8, "device_flops": 1e12}
         changes = {}
         for field, value in given.items():
             if value is None:
                 continue
             if not 0 < value < float("inf"):
-                raise ValueError(f"{options[field]} must be a number above 0, such as 100, not {value}")
-            changes[field] = value * scale[field]
+                raise ValueError(f"{OPTIONS[field]} must be a number above 0, such as 100, not {value}")
+            changes[field] = value * SCALE[field]
         if not changes:
             return self
-        names = " and ".join(options[field] for field in changes)
-        if len(changes) == len(given):
-            return Hardware("given", replace(self.rates, **changes), names)
-        return Hardware(f"{self.name} with {names}", replace(self.rates, **changes), f"given; the rest: {self.source}")
+        names = ", ".join(OPTIONS[field] for field in changes)
+        rest = "" if len(changes) == len(given) else f"; else {self.name}: {self.source}"
+        return Hardware("as given", replace(self.rates, **changes), f"{names}{rest}")
+
+    def calibrated(self, shape: ModelShape) -> Hardware:
+        """With the attention of one layer of ``shape`` measured on this machine, and links too where a launcher has
+        started several ranks."""
+        import torch
+
+        from hf_dcp.bench.calibrate import CalibrationSettings, calibrate
+        from hf_dcp.bench.group import Group
+
+        group = Group.join("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            report = calibrate(CalibrationSettings(replace(shape, windows=((None, 1),)), assumed=self.rates), group)
+        finally:
+            group.leave()
+        kept = ", ".join(report["assumed"])
+        source = f"attention measured on this machine's {report['device']}"
+        return Hardware("calibrated", Rates(**report["rates"]), f"{source}; {kept} of {self.name}" if kept else source)
 
     def describe(self) -> str:
         """One line."""
@@ -66,6 +90,3 @@ class Hardware:
             f"{rates.device_flops / 1e12:.4g} TFLOP/s of attention per device, {rates.inter_bytes * 8 / 1e9:.4g} Gbit/s "
             f"between nodes and {rates.intra_bytes * 8 / 1e9:.4g} inside, per device and each way"
         )
-
-
-DEFAULT = DEFAULT_HARDWARE
