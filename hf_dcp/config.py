@@ -8,6 +8,7 @@ from typing import Literal
 from hf_dcp.rates import DEFAULT_HARDWARE, Rates, find_rates
 
 PLACEMENTS = ("auto", "ring", "zigzag", "head-ring", "mtkahypar", "kahypar")
+KERNELS = ("auto", "aten", "triton", "flash")
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -41,6 +42,8 @@ class DcpConfig:
     """Type in which partial results travel (``"fp32"``, ``"bf16"``, ``"fp16"``); ``None``: the type of the model."""
     backward_kv: Literal["refetch", "keep"] = "refetch"
     """Whether backward fetches remote Q and KV rows again or keeps those of forward (more memory, fewer bytes)."""
+    kernel: Literal["auto", "aten", "triton", "flash"] = "auto"
+    """Attention kernels: ``"aten"`` on CPUs, ``"triton"`` or ``"flash"`` on CUDA GPUs; ``"auto"``: aten or triton."""
     hardware: str | Rates = DEFAULT_HARDWARE
     """How fast devices and links are, for predicted times: a preset of `hf_dcp.rates.HARDWARE`, or
     ``hf_dcp.rates.Rates.read("rates.json")`` of a file that ``hf-dcp bench calibrate --save rates.json`` has written."""
@@ -61,6 +64,7 @@ class DcpConfig:
         if self.reduce_dtype is not None:
             _require_choice("reduce_dtype", self.reduce_dtype, tuple(DTYPE_BYTES))
         _require_choice("backward_kv", self.backward_kv, ("refetch", "keep"))
+        _require_choice("kernel", self.kernel, KERNELS)
         find_rates(self.hardware)
 
     @property

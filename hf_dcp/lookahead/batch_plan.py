@@ -36,8 +36,9 @@ class BatchPlan(DcpPlan):
         device: torch.device | str = "cpu",
         store_bytes: int = 0,
         trouble: str = "",
+        kernel: str = "auto",
     ) -> None:
-        super().__init__(rank_plan, communicator, backward_kv, device)
+        super().__init__(rank_plan, communicator, backward_kv, device, kernel)
         self.report = report
         self.origin: Origin = origin
         self.wait_s = wait_s

@@ -113,6 +113,7 @@ class PlanSource:
             settings.config.backward_kv,
             store_bytes=self._bytes,
             trouble=self._trouble,
+            kernel=settings.config.kernel,
         )
 
     def planner_of(self, key: bytes) -> int:

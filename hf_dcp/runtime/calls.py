@@ -88,8 +88,8 @@ def pieces_by_group(plan: RankPlan, part: WindowPlan, order: np.ndarray) -> Iter
     items = part.items[order].astype(np.int64)
     if not len(items):
         return
-    q, group = _places(plan, part.q_remote, items[:, Item.Q_SLOT])
-    kv, kv_group = _places(plan, part.kv_remote, items[:, Item.KV_SLOT])
+    q, group = places_of(plan, part.q_remote, items[:, Item.Q_SLOT])
+    kv, kv_group = places_of(plan, part.kv_remote, items[:, Item.KV_SLOT])
     if not np.array_equal(group, kv_group):
         raise ValueError("the rank plan has an item whose Q and KV rows are of different head groups")
     masked = items[:, Item.SLICE_BEGIN] < items[:, Item.SLICE_END]
@@ -122,7 +122,7 @@ def _sliced_pieces(part: WindowPlan, items: np.ndarray, q: np.ndarray, kv: np.nd
     return pieces[r0 < r1], owner[r0 < r1]
 
 
-def _places(plan: RankPlan, remote: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def places_of(plan: RankPlan, remote: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Place and head group of every slot."""
     base = plan.num_local * plan.head_groups
     row = np.maximum(slots - base, 0)

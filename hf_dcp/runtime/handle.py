@@ -28,6 +28,7 @@ class DcpPlan:
             Plans for one rank need none.
         backward_kv: "refetch" or "keep": whether backward fetches remote Q, K and V again.
         device: where attention runs.
+        kernel: "auto", "aten", "triton" or "flash": which kernels it runs on.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class DcpPlan:
         communicator: int | None = None,
         backward_kv: Literal["refetch", "keep"] = "refetch",
         device: torch.device | str = "cpu",
+        kernel: str = "auto",
     ) -> None:
         if backward_kv not in ("refetch", "keep"):
             raise ValueError(f"backward_kv must be refetch or keep, not {backward_kv!r}")
@@ -43,6 +45,7 @@ class DcpPlan:
         self.communicator = communicator
         self.backward_kv = backward_kv
         self.device = torch.device(device)
+        self.kernel = kernel
         self.stats = Stats()
         """Calls and bytes of this plan; the communicator adds up those of all its plans."""
         self._handle: int | None = None
@@ -61,10 +64,16 @@ class DcpPlan:
     def executor(self) -> Executor:
         """What executes the plan; made at first use, with all that is shared by layers."""
         if self._executor is None:
-            from hf_dcp.runtime.executor import Executor
-
-            self._executor = Executor(self)
+            self._executor = self.executor_class(self)
         return self._executor
+
+    @property
+    def executor_class(self) -> type[Executor]:
+        """What executes plans on this device and kernel. Raises ValueError if nothing does."""
+        from hf_dcp.runtime.kernels.choose import executor_class
+
+        shape = self.rank_plan.shape
+        return executor_class(self.kernel, self.device, shape.dtype, shape.head_dim)
 
     @property
     def num_rows(self) -> int:
@@ -77,7 +86,7 @@ class DcpPlan:
         """The same plan for another device; itself if it is there already, or if no device is named."""
         if not isinstance(device, (str, torch.device, int)) or torch.device(device) == self.device:
             return self
-        return DcpPlan(self.rank_plan, self.communicator, self.backward_kv, torch.device(device))
+        return DcpPlan(self.rank_plan, self.communicator, self.backward_kv, torch.device(device), self.kernel)
 
     def pin_memory(self) -> DcpPlan:
         """Itself: nothing in it is copied to devices in bulk."""
@@ -89,6 +98,7 @@ class DcpPlan:
             "communicator": self.communicator,
             "backward_kv": self.backward_kv,
             "device": self.device,
+            "kernel": self.kernel,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -54,7 +54,9 @@ def pairs_of_tiles(tiles: TileList, like: np.ndarray, by: str) -> np.ndarray:
     for place, count, group, begin, masked, end in blocks:
         for e in range(begin, end):
             other, other_count, first, last = entries[e]
-            q, rows, kv, columns = (place, count, other, other_count) if by == "q" else (other, other_count, place, count)
+            q, rows, kv, columns = (
+                (place, count, other, other_count) if by == "q" else (other, other_count, place, count)
+            )
             if e < masked:
                 assert (rows, columns, first, last) == (tiles.tokens, tiles.columns, 0, 0)
                 pairs[group, q : q + rows, kv : kv + columns] += 1

@@ -1,0 +1,121 @@
+"""Forward over tile lists, merged into what earlier divisions have left."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from hf_dcp.runtime.kernels.triton_common import (
+    LN2,
+    LOG2E,
+    allowed_by,
+    base_of,
+    blend,
+    capped,
+    dot,
+    load_rows,
+    offsets_of,
+    pointers,
+)
+
+
+@triton.jit
+def forward_tile(
+    entry, m, z, acc1, acc2, q1, q2, k_local, k_remote, k_table, v_local, v_remote, v_table, ranges, token, valid,
+    num_local, k_row, v_row, k_shift, v_shift, remote_shift, scale, softcap,
+    T: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, UNIT: tl.constexpr,
+    CAPPED: tl.constexpr, EXACT: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Softmax state (m, z, acc) after one more tile; m counts in units of log2."""
+    place = tl.load(entry)
+    column = tl.arange(0, BN)
+    inside = column < tl.load(entry + 1) if MASKED else column < BN
+    k_at = offsets_of(k_table, place + column, inside, num_local, k_row, k_shift, remote_shift, UNIT)
+    v_at = offsets_of(v_table, place + column, inside, num_local, v_row, v_shift, remote_shift, UNIT)
+    k_base = base_of(k_local, k_remote, place, num_local)
+    v_base = base_of(v_local, v_remote, place, num_local)
+    s = dot(q1, tl.trans(load_rows(k_base, k_at, inside, 0, D1, MASKED)), EXACT)
+    if D2 > 0:
+        s += dot(q2, tl.trans(load_rows(k_base, k_at, inside, D1, D2, MASKED)), EXACT)
+    s *= scale
+    if CAPPED:
+        s = capped(s, softcap)[0]
+    s *= LOG2E
+    if MASKED:
+        allowed = allowed_by(
+            ranges, tl.load(entry + 2), tl.load(entry + 3), token[:, None], column[None, :], T, valid[:, None], BM, BN
+        )
+        s = tl.where(allowed, s, float("-inf"))
+    top = tl.maximum(m, tl.max(s, 1))
+    safe = tl.where(top == float("-inf"), 0.0, top)
+    p = tl.exp2(s - safe[:, None])
+    alpha = tl.exp2(m - safe)
+    z = z * alpha + tl.sum(p, 1)
+    v1 = load_rows(v_base, v_at, inside, 0, D1, MASKED)
+    p = p.to(v1.dtype)
+    acc1 = acc1 * alpha[:, None] + dot(p, v1, EXACT)
+    if D2 > 0:
+        acc2 = acc2 * alpha[:, None] + dot(p, load_rows(v_base, v_at, inside, D1, D2, MASKED), EXACT)
+    return top, z, acc1, acc2
+
+
+@triton.jit
+def forward(
+    q_local, q_remote, q_table, k_local, k_remote, k_table, v_local, v_remote, v_table,
+    out_local, out_remote, lse_local, lse_remote, blocks, entries, ranges, num_local, kv_heads, h,
+    q_head, q_row, k_head, k_row, v_head, v_row, out_head, out_row, lse_head, lse_row, scale, softcap,
+    PACK: tl.constexpr, T: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    D1: tl.constexpr, D2: tl.constexpr, UNIT: tl.constexpr, CAPPED: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Attention of a Q block's rows over its tiles, merged into (out, lse) of these rows.
+
+    Grid: (Q blocks, KV heads of a group * h / PACK); h query heads per KV head.
+    """
+    D: tl.constexpr = D1 + D2
+    block = blocks + tl.program_id(0) * 6
+    kv_head = tl.program_id(1) // (h // PACK)
+    place, count, group = tl.load(block), tl.load(block + 1), tl.load(block + 2)
+    row = tl.arange(0, BM)
+    token, head = row // PACK, kv_head * h + tl.program_id(1) % (h // PACK) * PACK + row % PACK
+    valid = token < count
+    heads = kv_heads * h
+    all_head = (group * heads + head).to(tl.int64)
+    q_at = offsets_of(q_table, place + token, valid, num_local, q_row, all_head * q_head, head * D, UNIT)
+    q_base = base_of(q_local, q_remote, place, num_local)
+    q1 = load_rows(q_base, q_at, valid, 0, D1, True)
+    q2 = load_rows(q_base, q_at, valid, D1, D2, True) if D2 > 0 else q1
+    all_kv = (group * kv_heads + kv_head).to(tl.int64)
+    m = tl.full((BM,), float("-inf"), tl.float32)
+    z = tl.zeros((BM,), tl.float32)
+    acc1 = tl.zeros((BM, D1), tl.float32)
+    acc2 = tl.zeros((BM, D2 if D2 > 0 else 16), tl.float32)
+    begin, masked, end = tl.load(block + 3), tl.load(block + 4), tl.load(block + 5)
+    for e in range(begin, masked):
+        m, z, acc1, acc2 = forward_tile(
+            entries + e * 4, m, z, acc1, acc2, q1, q2, k_local, k_remote, k_table, v_local, v_remote, v_table, ranges,
+            token, valid, num_local, k_row, v_row, all_kv * k_head, all_kv * v_head, kv_head * D, scale, softcap,
+            T, BM, BN, D1, D2, UNIT, CAPPED, EXACT, False,
+        )  # fmt: skip
+    for e in range(masked, end):
+        m, z, acc1, acc2 = forward_tile(
+            entries + e * 4, m, z, acc1, acc2, q1, q2, k_local, k_remote, k_table, v_local, v_remote, v_table, ranges,
+            token, valid, num_local, k_row, v_row, all_kv * k_head, all_kv * v_head, kv_head * D, scale, softcap,
+            T, BM, BN, D1, D2, UNIT, CAPPED, EXACT, True,
+        )  # fmt: skip
+    there = (place + token - num_local - 1).to(tl.int64) * heads + head
+    here = (place + token).to(tl.int64)
+    lse_at = pointers(lse_local, lse_remote, place, num_local, there, all_head * lse_head + here * lse_row)
+    out_at = pointers(out_local, out_remote, place, num_local, there * D, all_head * out_head + here * out_row)
+    old = tl.load(lse_at, mask=valid, other=float("-inf")) * LOG2E
+    new = m + tl.log2(tl.where(z > 0, z, 1.0))
+    top = tl.maximum(old, new)
+    safe = tl.where(top == float("-inf"), 0.0, top)
+    keep, add = tl.exp2(old - safe), tl.exp2(new - safe)
+    total = keep + add
+    norm = 1 / tl.where(total > 0, total, 1.0)
+    keep, add = keep * norm, add * norm / tl.where(z > 0, z, 1.0)
+    lse = tl.where(total > 0, (top + tl.log2(tl.where(total > 0, total, 1.0))) * LN2, float("-inf"))
+    tl.store(lse_at, lse, mask=valid)
+    blend(out_at, acc1, keep, add, valid, 0, D1)
+    if D2 > 0:
+        blend(out_at, acc2, keep, add, valid, D1, D2)
