@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hf_dcp.bench.group import Group
 from hf_dcp.config import PLACEMENTS, DcpConfig
 from hf_dcp.planning.batch import BatchSpec, ModelShape, Topology
-from hf_dcp.planning.plan import Op, PassPlan, RankPlan
+from hf_dcp.planning.plan import Message, Op, PassPlan, RankPlan
 from hf_dcp.planning.planner import plan_batch
 from hf_dcp.planning.static import SCHEMES, plan_static
 from hf_dcp.runtime.attention import attention
@@ -116,18 +117,47 @@ def compute_only(plan: RankPlan) -> RankPlan:
     return _only(plan, (Op.ATTEND, Op.FINISH), messages=False)
 
 
-def exchange_only(plan: RankPlan) -> RankPlan:
-    """The plan without compute, merging, and adding."""
-    return _only(plan, (Op.START, Op.WAIT, Op.FINISH), messages=True)
+def exchange_only(plan: RankPlan, exchanges: dict[str, list[int]] | None = None) -> RankPlan:
+    """The plan without compute, merging, and adding.
+
+    Args:
+        exchanges: only these exchanges of each pass.
+    """
+    return _only(plan, (Op.START, Op.WAIT, Op.FINISH), messages=True, exchanges=exchanges)
 
 
-def _only(plan: RankPlan, kept: Sequence[Op], messages: bool) -> RankPlan:
-    def changed(part: PassPlan) -> PassPlan:
+def uncovered(plan: RankPlan) -> dict[str, list[int]]:
+    """Exchanges of each pass with no compute between their start and their end: the first fetch, the last return."""
+    found: dict[str, list[int]] = {}
+    for which, part in plan.windows[0].passes():
+        covered: dict[int, bool] = {}
+        for op, argument in part.program.tolist():
+            if op == Op.START:
+                covered[argument] = False
+            elif op == Op.ATTEND:
+                covered = dict.fromkeys(covered, True)
+            elif op == Op.WAIT and not covered.pop(argument):
+                found.setdefault(which, []).append(argument)
+    return found
+
+
+def _only(
+    plan: RankPlan, kept: Sequence[Op], messages: bool, exchanges: dict[str, list[int]] | None = None
+) -> RankPlan:
+    def changed(part: PassPlan, which: str) -> PassPlan:
         program = part.program[[op in kept for op in part.program[:, 0]]]
-        return replace(part, program=program, messages=part.messages if messages else part.messages[:0])
+        table = part.messages if messages else part.messages[:0]
+        if exchanges is not None:
+            wanted = exchanges.get(which, [])
+            program = program[(program[:, 0] == Op.FINISH) | np.isin(program[:, 1], wanted)]
+            table = table[np.isin(table[:, Message.EXCHANGE], wanted)]
+        return replace(part, program=program, messages=table)
 
-    windows = tuple(replace(w, forward=changed(w.forward), backward=changed(w.backward)) for w in plan.windows)
-    return replace(plan, windows=windows, digest=plan.digest ^ (1 if messages else 2))
+    windows = tuple(
+        replace(w, forward=changed(w.forward, "forward"), backward=changed(w.backward, "backward"))
+        for w in plan.windows
+    )
+    return replace(plan, windows=windows, digest=plan.digest ^ (2 if not messages else 1 if exchanges is None else 3))
 
 
 def make_contestants(
