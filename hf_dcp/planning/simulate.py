@@ -8,7 +8,7 @@ comparing plans, not for promises.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ from hf_dcp.rates import DEFAULT_HARDWARE, HARDWARE, Rates
 
 __all__ = ["DEFAULT_HARDWARE", "HARDWARE", "PassTimes", "Rates", "item_areas", "message_bytes", "simulate"]
 
+Record = Callable[[int, Op, int, float, float], None]
 BACKWARD_FLOPS = 2.5
 """Backward over forward: five matrix products for two (Dao, FlashAttention-2, section 4.1)."""
 
@@ -39,15 +40,22 @@ class PassTimes:
     """Bytes of each exchange, all ranks together."""
 
 
-def simulate(rank_plans: Sequence[RankPlan], which: str, rates: Rates, window: int | None = None) -> PassTimes:
+def simulate(
+    rank_plans: Sequence[RankPlan],
+    which: str,
+    rates: Rates,
+    window: int | None = None,
+    record: Record | None = None,
+) -> PassTimes:
     """Predict one attention call of all ranks.
 
     Args:
         which: ``"forward"``, ``"backward"`` or ``"backward_keep"``.
         window: the layers' sliding window.
+        record: called for each instruction with (rank, Op, argument, begin, end), in seconds.
     """
     parts = [plan.window(window) for plan in rank_plans]
-    return _Simulation(rank_plans, parts, which, rates).run()
+    return _Simulation(rank_plans, parts, which, rates, record).run()
 
 
 def item_areas(part: WindowPlan) -> np.ndarray:
@@ -71,8 +79,11 @@ def _masked_area(item: np.ndarray, slices: np.ndarray) -> int:
 
 
 class _Simulation:
-    def __init__(self, plans: Sequence[RankPlan], parts: list[WindowPlan], which: str, rates: Rates) -> None:
+    def __init__(
+        self, plans: Sequence[RankPlan], parts: list[WindowPlan], which: str, rates: Rates, record: Record | None
+    ) -> None:
         first = plans[0]
+        self.record = record
         self.rates, self.node = rates, first.node_of_rank
         self.programs = [part.forward if which == "forward" else part.backward for part in parts]
         heads = first.shape.heads // first.head_groups
@@ -108,6 +119,13 @@ class _Simulation:
         )
 
     def _step(self, rank: int, op: int, argument: int) -> bool:
+        begin = float(self.clock[rank])
+        done = self._execute(rank, op, argument)
+        if done and self.record is not None:
+            self.record(rank, Op(op), int(argument), begin, float(self.clock[rank]))
+        return done
+
+    def _execute(self, rank: int, op: int, argument: int) -> bool:
         if op == Op.ATTEND:
             self.clock[rank] += self.rates.launch_s + self.seconds[rank][argument]
         elif op == Op.START:
