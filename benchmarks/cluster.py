@@ -74,6 +74,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batches", type=Path, default=BATCHES)
     parser.add_argument("--only", default="/0", help="only batches whose name contains this")
     parser.add_argument("--masks", nargs="*", default=MASKS)
+    parser.add_argument("--foreign", type=float, default=0.1, help="share of the CPUs that others may have had")
     parser.add_argument("--budget", type=float, default=200.0, help="seconds after which no new cell begins")
     return parser.parse_args()
 
@@ -105,7 +106,11 @@ def run_cells(options: argparse.Namespace, group: Group) -> None:
             with options.results.open("a") as file:
                 file.write(json.dumps({**setting, **result}) + "\n")
             total = result["speedups"]["dense"]["total"]
-            say(group, f"  {total['speedup']:.2f} x {total['best']}, ceiling {total['ceiling']:.2f}, {longest:.0f} s")
+            say(
+                group,
+                f"  {total['speedup']:.2f} x {total['best']}, ceiling {total['ceiling']:.2f}, {longest:.0f} s, "
+                f"others {result['foreign_cpu']:.0%}",
+            )
 
 
 def say(group: Group, text: str) -> None:
@@ -114,11 +119,16 @@ def say(group: Group, text: str) -> None:
 
 
 def find_missing(options: argparse.Namespace, setting: dict[str, Any]) -> list[list[Any]]:
+    """Cells without a result first, then those that were measured while the machine did something else."""
     lines = options.results.read_text().splitlines() if options.results.exists() else []
-    results = [json.loads(line) for line in lines]
-    done = {(r["batch"], r["mask"]) for r in results if setting.items() <= r.items()}
+    tries: dict[tuple[str, str], list[float]] = {}
+    for result in map(json.loads, lines):
+        if setting.items() <= result.items():
+            tries.setdefault((result["batch"], result["mask"]), []).append(result["foreign_cpu"])
     named = [(name, lengths) for name, lengths in read_batches(options.batches) if options.only in name]
-    return [[name, mask, lengths] for name, lengths in named for mask in options.masks if (name, mask) not in done]
+    cells = [[name, mask, lengths] for name, lengths in named for mask in options.masks]
+    left = [cell for cell in cells if min(tries.get((cell[0], cell[1]), [1.0])) > options.foreign]
+    return sorted(left, key=lambda cell: len(tries.get((cell[0], cell[1]), [])))
 
 
 def cluster_rates(mbit: int, world: int) -> Rates:
@@ -134,10 +144,11 @@ def measure_cell(cell: Cell, rates: Rates, group: Group) -> dict[str, Any]:
         if contestant.name in ROW_EXACT:
             contestant.alone = {}
         warm_up(contestant)
-    load, wire = os.getloadavg()[0], wire_bytes()
+    foreign, wire = ForeignCpu(), wire_bytes()
     # compute and exchange alone take about as long again as the whole
     repeats = max(1, min(3, int(CELL_S / (2 * sum(predicted[name] for name in names)))))
     timings = measure(contestants, group, repeats, warmup=0)
+    share = foreign.share(group)
     sent = sum(group.gather(wire_bytes() - wire))
     reports = {c.name: collect(c, timing, group) for c, timing in zip(contestants, timings, strict=True)}
     return {
@@ -147,7 +158,7 @@ def measure_cell(cell: Cell, rates: Rates, group: Group) -> dict[str, Any]:
         "lengths": list(cell.lengths),
         "attended": attended(batch),
         "repeats": repeats,
-        "load": load,
+        "foreign_cpu": share,
         "predicted_s": predicted,
         "plans": reports,
         "speedups": speedups(reports),
@@ -183,6 +194,25 @@ def warm_up(contestant: Contestant) -> None:
 def choose(predicted: dict[str, float], sequences: int) -> list[str]:
     dense, exact = (sorted(names, key=predicted.__getitem__) for names in (DENSE, ROW_EXACT))
     return list(dict.fromkeys(["dcp", *dense[:2], exact[0], *(["zigzag"] if sequences == 1 else [])]))
+
+
+class ForeignCpu:
+    """What other programs took of this machine's CPUs since this object was made."""
+
+    def __init__(self) -> None:
+        self.begin, self.own, self.busy = time.monotonic(), time.process_time(), self.busy_s()
+
+    def share(self, group: Group) -> float:
+        """Collective; 1: all CPUs, all the time. Interrupts don't count: they work for the network."""
+        busy, seconds = self.busy_s() - self.busy, time.monotonic() - self.begin
+        own = sum(group.gather(time.process_time() - self.own))
+        shares = group.gather((busy - own) / seconds / (os.cpu_count() or 1))
+        return round(max(shares[0], 0.0), 4)
+
+    @staticmethod
+    def busy_s() -> float:
+        user, nice, system = map(int, Path("/proc/stat").read_text().split()[1:4])
+        return (user + nice + system) / os.sysconf("SC_CLK_TCK")
 
 
 def wire_bytes() -> int:
