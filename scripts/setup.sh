@@ -26,5 +26,15 @@ if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
   echo "setup: installing ${TORCH:-torch==2.13.0}"
   "$venv/bin/python" -m pip install --quiet "${TORCH:-torch==2.13.0}"
 fi
+# Tests start real Redis servers: 6.2 comes with the test extra, 7 is the distribution's.
+if [[ ",$extras," == *,test,* ]] && ! command -v redis-server >/dev/null; then
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "setup: installing the distribution's redis-server, for tests"
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends redis-server; } \
+      >/dev/null || echo "setup: redis-server could not be installed; the tests with Redis 7 will be left out" >&2
+  else
+    echo "setup: no redis-server here; the tests with Redis 7 will be left out" >&2
+  fi
+fi
 echo "setup: installing hf-dcp${extras:+ with the extras $extras}"
 "$venv/bin/python" -m pip install --quiet --editable ".${extras:+[$extras]}"

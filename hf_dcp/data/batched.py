@@ -12,6 +12,14 @@ from hf_dcp.data.rows import IGNORE, Row
 from hf_dcp.data.sampler import TokenBatches
 
 
+class NumberedRows(list[Row]):
+    """Rows that know where in the data set they stand, for errors."""
+
+    def __init__(self, rows: Sequence[Row], numbers: Sequence[int]) -> None:
+        super().__init__(rows)
+        self.numbers = list(numbers)
+
+
 class BatchedDataset(Dataset[list[Row]]):
     """A map-style view: item i is the i-th batch of the current epoch, a list of rows.
 
@@ -58,10 +66,11 @@ class BatchedDataset(Dataset[list[Row]]):
         if not -len(self) <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
         number = int(self.batches.order()[index])
-        rows = _rows(self.dataset, self.batches.batches[number].tolist())
+        numbers = self.batches.batches[number].tolist()
+        rows = _rows(self.dataset, numbers)
         if number in self.batches.fillers:
             rows = [{**row, "labels": [IGNORE] * len(row["input_ids"])} for row in rows]
-        return rows
+        return NumberedRows(rows, numbers)
 
 
 def read_lengths(dataset: Any, lengths: str | Sequence[int]) -> np.ndarray:

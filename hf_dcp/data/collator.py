@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from hf_dcp.data.rows import IGNORE, GroupBatch, MaskLike, Row, RowReader
 from hf_dcp.lookahead.batch_plan import BatchPlan
+from hf_dcp.lookahead.payload import PlanningFailed
 from hf_dcp.lookahead.report import PlanReport
 from hf_dcp.lookahead.session import Session
 from hf_dcp.planning.planner import plan_batch
@@ -43,11 +44,15 @@ class DcpCollator:
         ``dcp_plan``. ``labels`` equal ``shift_labels``: they tell a model that a loss is wanted.
 
         Raises:
-            ValueError: for rows that make no batch, or before the group and the model are known.
+            ValueError: for rows that make no batch, a batch that can't be planned, or before the group and the model
+                are known.
         """
         source = self.session.source()
         batch = self.read(features)
-        plan = source.get(batch.spec)
+        try:
+            plan = source.get(batch.spec)
+        except Exception as error:
+            raise PlanningFailed(f"{_named(features, batch)} can't be planned: {_text(error)}") from error
         local = self.cut(batch, plan)
         if self.count_items:
             local["num_items_in_batch"] = torch.tensor(batch.num_items)
@@ -117,6 +122,17 @@ def rows_of(features: Sequence[Row] | Sequence[list[Row]]) -> list[Row]:
             "to 1, an item of a batched data set is a batch"
         )
     return list(features[0])  # type: ignore[arg-type]
+
+
+def _named(features: Sequence[Row] | Sequence[list[Row]], batch: GroupBatch) -> str:
+    """A batch, so that its user finds it."""
+    numbers = getattr(features[0], "numbers", None)
+    which = "the batch" if numbers is None else f"the batch of rows {', '.join(map(str, numbers))} of the data set"
+    return f"{which} (lengths {', '.join(map(str, batch.spec.lengths))})"
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, PlanningFailed) else f"{type(error).__name__}: {error}"
 
 
 def _take(values: np.ndarray, tokens: np.ndarray, dummy: int) -> torch.Tensor:
