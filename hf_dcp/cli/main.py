@@ -12,6 +12,7 @@ COMMANDS = {
     "plan": "hf_dcp.cli.plan:plan",
     "selftest": "hf_dcp.cli.selftest:selftest",
     "estimate": "hf_dcp.cli.estimate:estimate",
+    "view": "hf_dcp.cli.view:view",
     "env": "hf_dcp.cli.env:env",
     "bench": "hf_dcp.cli.bench:app",
 }

@@ -1,0 +1,1 @@
+"""Pictures of a plan: an image, and a page to click through."""
