@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from hf_dcp.config import DcpConfig
@@ -30,6 +33,54 @@ def test_published_figures(name: str, lengths: list[int]) -> None:
     for part in (forward, backward):
         figures += [part["inter_node_bytes"], part["inter_node_bytes"] + part["intra_node_bytes"]]
     assert tuple(round(value / 1e6) for value in figures) == PUBLISHED[name]
+
+
+def in_mb(found: dict[str, dict[str, int]], which: str) -> tuple[int, int]:
+    """(between nodes, in total), in MB."""
+    inter, intra = found[which]["inter_node_bytes"], found[which]["intra_node_bytes"]
+    return round(inter / 1e6), round((inter + intra) / 1e6)
+
+
+def test_published_figures_of_mixed_lengths() -> None:
+    """33 sequences, the longest of 17,725 tokens: padding to the chunks costs up to 1 %, padding to the longest much."""
+    file = Path(__file__).parents[3] / "benchmarks" / "data" / "reference_batches.json"
+    (lengths,) = (b for name, b in json.loads(file.read_text())["batches"].items() if name.startswith("c"))
+    assert len(lengths) == 33 and max(lengths) == 17725
+    for name in ("ring", "zigzag", "head-ring"):
+        found = dense_bytes(name, BatchSpec(lengths, causal()), Topology.grid(4, 8), SHAPE)
+        figures = [*in_mb(found, "forward"), *in_mb(found, "backward")]
+        assert all(1 <= a / b < 1.01 for a, b in zip(figures, PUBLISHED[name]))
+    padded = dense_bytes("loongtrain", BatchSpec(lengths, causal()), Topology.grid(4, 8), SHAPE)
+    assert in_mb(padded, "forward") == (1797, 10484)  # 33 times 17,728 tokens
+
+
+@pytest.mark.parametrize(("inner", "crossing"), [(1, 3.75), (2, 3.5), (4, 3), (8, 4.5), (16, 3.75)])
+def test_inner_rings(inner: int, crossing: float) -> None:
+    """16 positions, four to a node. KV makes 15 hops; how many of them leave a node, in the mean over positions, depends
+    on the inner ring: of the hops inside an inner ring of 8, a quarter; of those from ring to ring, all or every other."""
+    topology, batch = Topology.grid(4, 8), BatchSpec([131072], causal())
+    found = dense_bytes("loongtrain", batch, topology, SHAPE, inner=inner)["forward"]
+    row = 2 * 2 * 128 * 2  # K and V of two KV heads
+    assert found["inter_node_bytes"] == crossing * 131072 * row
+    assert in_mb({"forward": found}, "forward")[1] == 2349
+
+
+@pytest.mark.parametrize("inner", [1, 2, 4])
+def test_rank_plans_of_any_inner_ring(inner: int) -> None:
+    topology, batch = Topology.grid(2, 4), BatchSpec([64, 5], causal())
+    plan = plan_static("loongtrain", batch, topology, SHAPE, inner=inner)
+    plan.check()
+    closed = dense_bytes("loongtrain", batch, topology, SHAPE, inner=inner, executed=True)
+    for which, expected in closed.items():
+        assert counted(plan, topology, which) == expected
+
+
+def test_inner_rings_that_do_not_fit() -> None:
+    batch = BatchSpec([64], causal())
+    with pytest.raises(ValueError, match="inner must divide the 16 positions"):
+        dense_bytes("loongtrain", batch, Topology.grid(4, 8), SHAPE, inner=3)
+    with pytest.raises(ValueError, match="inner must be None for a simple ring"):
+        dense_bytes("zigzag", batch, Topology.grid(4, 8), SHAPE, inner=4)
 
 
 def counted(plan: StaticPlan, topology: Topology, which: str) -> dict[str, int]:

@@ -48,6 +48,17 @@ def test_static_schemes_compute_dense_attention(
                     assert sent[~foreign].sum() == closed[which]["intra_node_bytes"]
 
 
+@pytest.mark.parametrize("inner", [1, 2, 4])
+def test_any_inner_ring_computes_dense_attention(inner: int) -> None:
+    batch, shape = BatchSpec([40, 7], causal()), ModelShape(4, 2, 3, "fp32")
+    plan = plan_static("loongtrain", batch, Topology.grid(2, 4), shape, inner=inner)
+    tensors = inputs(plan.batch, shape)
+    expected = dense_attention(*tensors, dense_mask(plan.batch))
+    result = execute(plan.rank_plans, *tensors)
+    for field in ("out", "lse", "dq", "dk", "dv"):
+        np.testing.assert_allclose(getattr(result, field), getattr(expected, field), rtol=0, atol=1e-11)
+
+
 def test_dense_schedules_send_rows_that_nobody_reads() -> None:
     plan = plan_static("zigzag", BatchSpec([64], lambda_mask(1, 2)), Topology.grid(1, 4), ModelShape(2, 1, 4, "fp32"))
     plan.check()
