@@ -66,7 +66,15 @@ class Recipe:
     tokens_per_batch: int = field(default=16384, metadata={"help": "tokens of one batch of the whole DCP group"})
     dcp_size: int = field(default=0, metadata={"help": "ranks of a DCP group; 0: all processes"})
     block_size: str = field(default="auto", metadata={"help": "tokens of a block, or auto"})
-    plan_store: str = field(default="", metadata={"help": "where plans are exchanged; default: torch's store"})
+    plan_store: str = field(
+        default="",
+        repr=False,
+        metadata={
+            "help": "where plans are exchanged: torch's store, or redis://host:6379/0; a password is better given in "
+            "HF_DCP_REDIS_PASSWORD"
+        },
+    )
+    lookahead: int | None = field(default=None, metadata={"help": "batches to plan ahead; default: what workers make"})
     attention: str = field(default="dcp", metadata={"help": "dcp, or sdpa: one process with dense masks, to compare"})
     work_dir: str = field(default="runs/data", metadata={"help": "folder for data and tokenizer made by the recipe"})
     json: bool = field(default=False, metadata={"help": "print a summary as JSON, alone on standard output"})
@@ -82,8 +90,12 @@ class Recipe:
     def parallelism(self) -> hf_dcp.DcpParallelismConfig:
         config = hf_dcp.DcpConfig(block_size="auto" if self.block_size == "auto" else int(self.block_size))
         return hf_dcp.DcpParallelismConfig(
-            dcp_size=self.dcp_size or world_size(), dcp=config, plan_store=self.plan_store
+            dcp_size=self.dcp_size or world_size(), dcp=config, plan_store=self.plan_store, lookahead=self.lookahead
         )
+
+    def shown(self) -> dict[str, Any]:
+        """The settings without the plan store, whose URL may hold a password."""
+        return {name: value for name, value in asdict(self).items() if name != "plan_store"}
 
 
 def world_size() -> int:
@@ -172,15 +184,17 @@ def train(trainer: Trainer, recipe: Recipe) -> dict[str, Any]:
     seconds = time.perf_counter() - started
     trainer.save_model()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    statistics = [cb.summary() for cb in trainer.callback_handler.callbacks if isinstance(cb, hf_dcp.DcpStatsCallback)]
+    watching = [cb for cb in trainer.callback_handler.callbacks if isinstance(cb, hf_dcp.DcpStatsCallback)]
     return {
-        "recipe": asdict(recipe),
+        "recipe": recipe.shown(),
         "world_size": world_size(),
         "parameters": trainer.model.num_parameters(),
         "steps": trainer.state.global_step,
         "losses": losses,
         "seconds": seconds,
-        "statistics": statistics[0] if statistics else {},
+        "statistics": watching[0].summary() if watching else {},
+        "waits_s": [wait for wait, _ in watching[0].total.steps] if watching else [],
+        "periods_s": [period for _, period in watching[0].total.steps] if watching else [],
         "output_dir": trainer.args.output_dir,
     }
 

@@ -80,7 +80,7 @@ class Training:
             "origins": self.origins,
             "batches": self.batches,
             "failing": self.session._watch.failing,
-            "keys": [key.decode() for key in server.keys()] if server is not None and server.process else [],
+            "keys": [key.decode() for key in server.held()] if server is not None and server.process else [],
         }
 
 
@@ -163,7 +163,7 @@ def two_runs(folder: Path, binary: str, server: RedisServer, url: str) -> dict[s
     turns = [training.one_by_one(iterator) for training, iterator in zip((first, second), iterators)]
     for _ in zip(*turns):
         pass
-    prefixes = {key.decode().rsplit("/", 3)[0] for key in server.keys()}
+    prefixes = {key.decode().rsplit("/", 3)[0] for key in server.held()}
     dist.barrier()
     for iterator in iterators:
         iterator.close()

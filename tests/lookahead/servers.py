@@ -109,7 +109,7 @@ class RedisServer:
         """A client that looks from outside."""
         return redis.Redis(port=self.port, **options)
 
-    def keys(self, **options: Any) -> list[bytes]:
+    def held(self, **options: Any) -> list[bytes]:
         return self.admin(**options).keys("*")
 
 

@@ -6,10 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.lookahead.chaos import STEPS, run_scenarios, total
-from tests.lookahead.servers import VERSIONS, binary
+from tests.lookahead.chaos import run_scenarios
+from tests.lookahead.servers import binary
 from tests.multiprocess import run_ranks
 
 os.environ.setdefault("MASTER_ADDR", "127.0.0.1")

@@ -83,9 +83,9 @@ def test_values(server: RedisServer) -> None:
     ours.delete()
     theirs.put("left", b"1")
     ours.clear()
-    assert server.keys() == [b"hf_dcp/another run/left"]
+    assert server.held() == [b"hf_dcp/another run/left"]
     theirs.clear()
-    assert server.keys() == []
+    assert server.held() == []
 
 
 def test_values_expire(server: RedisServer) -> None:
@@ -98,7 +98,7 @@ def test_prefix_and_database(server: RedisServer) -> None:
     found = settings(f"redis://127.0.0.1:{server.port}/3?prefix=team/a")
     address = StoreAddress("redis", f"{found.prefix}/run", redis=found)
     address.open().put("key", b"x")
-    assert server.keys(db=3) == [b"team/a/run/key"] and server.keys() == []
+    assert server.held(db=3) == [b"team/a/run/key"] and server.held() == []
     address.open().clear()
 
 
@@ -125,7 +125,7 @@ def test_logging_in(locked: RedisServer) -> None:
         store(f"redis://{host}", username="trainer", password=SECRET),
     ):
         ours.check()
-    assert locked.keys(password=SECRET) == []
+    assert locked.held(password=SECRET) == []
 
 
 def test_tls_with_a_private_authority(encrypted: str, tls: Tls) -> None:

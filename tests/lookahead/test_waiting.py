@@ -1,0 +1,99 @@
+"""What is measured of waiting, how long ranks are patient, and what is said of a store that fails."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from hf_dcp.lookahead.patience import Patience
+from hf_dcp.lookahead.statistics import FIELDS, StepStatistics
+from hf_dcp.lookahead.watch import ALL_WELL_AFTER, StoreWatch
+from tests.data.test_loader import loader
+from tests.integrations.test_trainer import build, fresh
+
+
+def test_patience_is_bounded_by_what_planning_takes() -> None:
+    patience = Patience(60.0)
+    assert patience.seconds() == 60.0  # nothing known yet
+    patience.learn(0.2)
+    assert patience.seconds() == 10.0
+    waits = []
+    for _ in range(6):
+        patience.miss()
+        waits.append(patience.seconds())
+    assert waits == [2.5, 0.625, 0.6000000000000001, *waits[3:]] and waits[-1] == pytest.approx(0.6)
+    patience.hit()
+    assert patience.seconds() == 10.0
+    for _ in range(100):
+        patience.learn(0.001)
+    assert patience.seconds() == 5.0
+    assert Patience(0.05).seconds() == 0.05
+
+
+def _plan(trouble: str = "") -> Any:
+    return SimpleNamespace(trouble=trouble, rank_plan=SimpleNamespace(rank=3))
+
+
+def test_a_failing_store_is_announced_once(caplog: pytest.LogCaptureFixture) -> None:
+    watch = StoreWatch()
+    for _ in range(3):
+        watch.see(_plan())
+    for _ in range(5):
+        watch.see(_plan("redis://host:1/0: nothing answers there"))
+        watch.see(_plan())
+    assert len(caplog.records) == 1
+    assert (
+        "rank 3 gets no plans of other ranks and makes them itself" in caplog.text and "nothing answers" in caplog.text
+    )
+    for _ in range(ALL_WELL_AFTER):
+        watch.see(_plan())
+    assert len(caplog.records) == 2 and "gets plans from the plan store again" in caplog.text
+    watch.see(_plan("gone"))
+    assert len(caplog.records) == 3
+
+
+def test_waits_are_those_of_steps() -> None:
+    statistics = StepStatistics()
+    for wait in (0.05, 0.0, 0.0):
+        with statistics.waiting():
+            time.sleep(wait)
+        time.sleep(0.02)
+    statistics.wait_s = 0.2
+    waits, periods = zip(*statistics.steps)
+    assert 0.05 <= waits[0] < 0.1 and max(waits[1:]) < 0.01
+    assert periods[0] == pytest.approx(waits[0]) and min(periods[1:]) >= 0.02
+    means = statistics.over_ranks(torch.device("cpu")).means()
+    assert tuple(means) == FIELDS
+    assert means["step_wait_s_p50"] < 0.01 and 0.04 < means["step_wait_s_p99"] < 0.1
+    assert means["hidden"] == pytest.approx(1 - sum(waits) / 0.2, abs=1e-6)
+    after = statistics.next()
+    with after.waiting():
+        pass
+    assert after.steps[0][1] >= 0.02  # since the last wait, across log entries
+
+
+def test_without_workers_nothing_is_hidden() -> None:
+    made = loader()
+    for _ in made:
+        time.sleep(0.005)
+    means = made.statistics.means()
+    assert means["hidden"] == 0 and means["plans_made"] == len(made)
+    assert len(made.statistics.steps) == len(made)
+    assert means["step_wait_s_p50"] >= means["plan_wait_s"] / 2 > 0
+
+
+def test_of_trainer() -> None:
+    """A slow collator makes every step wait, and the log entries say so."""
+    fresh()
+    trainer = build(1, max_steps=3, gradient_accumulation_steps=1)
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert all(set(FIELDS) <= {name.removeprefix("dcp/") for name in entry} for entry in logs)
+    (callback,) = (cb for cb in trainer.callback_handler.callbacks if hasattr(cb, "total"))
+    assert len(callback.total.steps) == 3
+    assert all(0 < wait <= period for wait, period in callback.total.steps)
+    assert callback.summary()["plans_made"] == 3 and callback.summary()["hidden"] == 0
