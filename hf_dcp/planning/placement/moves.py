@@ -75,16 +75,47 @@ def cost_of_change(tally, touched, found, source, target, x, y, device_cost, nod
 
 
 @nb.njit(cache=True, forceinline=True)
-def count_change(tally, touched, found, source, target, x, y, on_device, on_node):
-    """Do the tallied change to the counts of the nets."""
+def count_change(tally, touched, found, source, target, x, y, on_device, on_node, spread, shared, place, num_shared):
+    """Do the tallied change to the counts of the nets; returns the new number of shared nets (see `list_shared`)."""
     for i in range(found):
         net = touched[i]
         change = tally[net] - TOUCHED
+        spread[net] -= np.int64(on_device[net, source] > 0) + np.int64(on_device[net, target] > 0)
         on_device[net, source] -= change
         on_device[net, target] += change
+        spread[net] += np.int64(on_device[net, source] > 0) + np.int64(on_device[net, target] > 0)
         if x != y:
             on_node[net, x] -= change
             on_node[net, y] += change
+        if (spread[net] > 1) == (place[net] >= 0):
+            continue
+        if spread[net] > 1:
+            shared[num_shared] = net
+            place[net] = num_shared
+            num_shared += 1
+        else:
+            num_shared -= 1
+            last = shared[num_shared]
+            shared[place[net]] = last
+            place[last] = place[net]
+            place[net] = -1
+    return num_shared
+
+
+@nb.njit(cache=True)
+def list_shared(on_device):
+    """Nets that several devices use: (devices of each net, list of nets, place of each net in it or -1, their number)."""
+    nets = len(on_device)
+    spread, shared, place = np.zeros(nets, np.int32), np.empty(nets, np.int32), np.full(nets, -1, np.int32)
+    found = 0
+    for net in range(nets):
+        for device in range(on_device.shape[1]):
+            spread[net] += on_device[net, device] > 0
+        if spread[net] > 1:
+            shared[found] = net
+            place[net] = found
+            found += 1
+    return spread, shared, place, found
 
 
 @nb.njit(cache=True, forceinline=True)

@@ -36,12 +36,12 @@ RIVALS = {"ring": 1, "zigzag": 2, "head-ring": 2}
 """Static schemes that a plan is never worse than, and the chunks per device that they cut a sequence into."""
 RIVAL_TILES = 8192
 """They are evaluated where they make at most this many tiles."""
-NODE_EFFORT = 1_500_000
-REPAIRS, REPAIR_EFFORT = 4, 500_000
+NODE_EFFORT = 500_000
+REPAIRS, REPAIR_EFFORT = 4, 300_000
 """What is above a limit at the end is worked on this often."""
 SMALL, SMALL_RESTARTS = 1500, 3
 """A single sequence with at most so many tiles times head groups is refined so often, from the same seeds."""
-ROUNDS = ((2, 1_500_000, 1.0, 0.8), (1, 2_200_000, 0.7, 0.9), (1, 3_500_000, 0.5, 0.9))
+ROUNDS = ((2, 600_000, 1.0, 0.8), (1, 1_200_000, 0.7, 0.9), (1, 3_000_000, 0.5, 0.9))
 """Rounds of refinement: how many are kept, effort, temperature relative to the batch's, patience (see `refine`)."""
 ALONE = (0.05, 0.1)
 """Temperature and lowest pressure of the limits for a single sequence, whose seeds are good as they are."""

@@ -14,6 +14,7 @@ from hf_dcp.planning.placement.moves import (
     cost_of_change,
     count_change,
     excess_change,
+    list_shared,
     random_below,
     tally_block,
     tally_units,
@@ -30,6 +31,8 @@ ROWS = (0, 0, 1000)
 """Only blocks with the tiles of their queries: tiles that are local stay so."""
 SMALLEST_TEMPERATURE = 0.05
 """Where cooling ends, as a share of the temperature that it begins with."""
+TRIES = 3
+"""So often another user of a net is looked for."""
 PROPOSAL = 8
 """Work of a proposal as such, in nets touched."""
 
@@ -79,59 +82,75 @@ def _collect(begin, end, member, g, device, since, until, unit, moved, count):
 
 
 @nb.njit(cache=True, forceinline=True)
-def _propose_tiles(rng, swap, tile_ptr, tile_atom, atom_ptr, atom_tile, atom_block, unit, owner, devices, moved):
-    """A random change of tiles: (source, target, units that go, those and the ones that come back)."""
+def _random_net(rng, shared, num_shared, nets):
+    """Mostly a net that several devices use: only there is something to gain."""
+    if num_shared > 0 and random_below(rng, 16) > 0:
+        return np.int64(shared[random_below(rng, num_shared)])
+    return random_below(rng, nets)
+
+
+@nb.njit(cache=True, forceinline=True)
+def _propose_tiles(rng, net, swap, tile_ptr, tile_atom, atom_ptr, atom_tile, atom_block, unit, owner, devices, moved):
+    """A random change of tiles of a net: (source, target, units that go, those and the ones that come back)."""
     tiles, groups = unit.shape
-    tile, g = random_below(rng, tiles), random_below(rng, groups)
+    towards, g = net // groups, net % groups
+    tile = _member(rng, atom_ptr, atom_tile, towards)
     source = unit[tile, g]
-    atom = _member(rng, tile_ptr, tile_atom, tile)
-    towards = atom if random_below(rng, 2) == 0 else _member(rng, tile_ptr, tile_atom, tile)
-    partner = _member(rng, atom_ptr, atom_tile, towards)
-    target = unit[partner, g]
+    partner, target = tile, source
+    kind = random_below(rng, 128)
+    if kind < 40 and not swap:
+        target = owner[atom_block[towards]]
+    elif kind >= 124 and not swap:
+        target = np.int32(random_below(rng, devices))
+    for _ in range(TRIES):
+        if target != source:
+            break
+        partner = _member(rng, atom_ptr, atom_tile, towards)
+        target = unit[partner, g]
+    if source == target:
+        return source, target, 0, 0
+    kind = random_below(rng, 16)
+    if kind < 8:
+        moved[0, 0], moved[0, 1] = tile, g
+        if not swap:
+            return source, target, 1, 1
+        moved[1, 0], moved[1, 1] = partner, g
+        return source, target, 1, 2
+    atom = towards if kind % 2 == 0 else _member(rng, tile_ptr, tile_atom, tile)
+    begin, end = atom_ptr[atom], atom_ptr[atom + 1]
     if swap:
-        if source == target:
-            return source, target, 0, 0
-        first = _collect(atom_ptr[atom], atom_ptr[atom + 1], atom_tile, g, source, 0, tiles, unit, moved, 0)
+        first = _collect(begin, end, atom_tile, g, source, 0, tiles, unit, moved, 0)
         back = _member(rng, tile_ptr, tile_atom, partner)
         begin, end = atom_ptr[back], atom_ptr[back + 1]
         return source, target, first, _collect(begin, end, atom_tile, g, target, 0, tiles, unit, moved, first)
-    kind = random_below(rng, 128)
-    if kind < 40:
-        target = owner[atom_block[towards]]
-    elif kind >= 124:
-        target = np.int32(random_below(rng, devices))
-    if source == target:
-        return source, target, 0, 0
-    kind = random_below(rng, 8)
-    if kind < 4:
-        moved[0, 0], moved[0, 1] = tile, g
-        return source, target, 1, 1
-    since, until = tile if kind == 6 else 0, tile if kind == 7 else tiles
-    begin, end = atom_ptr[atom], atom_ptr[atom + 1]
+    since, until = tile if kind >= 14 else 0, tile if kind in (12, 13) else tiles
     count = _collect(begin, end, atom_tile, g, source, since, until, unit, moved, 0)
     return source, target, count, count
 
 
 @nb.njit(cache=True, forceinline=True)
-def _propose_block(
-    rng, atom_ptr, atom_tile, block_ptr, block_atom, unit, owner, devices, block_size, tokens, token_limit
-):
+def _propose_block(rng, net, atom_ptr, atom_tile, atom_block, unit, owner, devices, block_size, tokens, token_limit):
     """A random change of ownership: (block, target, block that comes back or -1); block -1: none."""
     groups = unit.shape[1]
-    block = random_below(rng, len(owner))
-    target = np.int32(random_below(rng, devices))
-    if block_ptr[block + 1] > block_ptr[block] and random_below(rng, 10) < 8:
-        atom = _member(rng, block_ptr, block_atom, block)
-        target = unit[_member(rng, atom_ptr, atom_tile, atom), random_below(rng, groups)]
+    atom = net // groups
+    block = np.int64(atom_block[atom])
+    target = owner[block]
+    if random_below(rng, 10) < 9:
+        for _ in range(TRIES):
+            if target != owner[block]:
+                break
+            target = unit[_member(rng, atom_ptr, atom_tile, atom), net % groups]
+    else:
+        target = np.int32(random_below(rng, devices))
     if owner[block] == target:
-        return -1, target, -1
+        return np.int64(-1), target, np.int64(-1)
     if tokens[target] + block_size[block] <= token_limit[target]:
-        return block, target, -1
+        return block, target, np.int64(-1)
     for _ in range(4 * devices):
         other = random_below(rng, len(owner))
         if owner[other] == target:
             return block, target, other
-    return -1, target, -1
+    return np.int64(-1), target, np.int64(-1)
 
 
 @nb.njit(cache=True)
@@ -151,6 +170,8 @@ def _anneal(graph, state, effort, seed, temperature, mix, patience, floor, quant
     device_cost, node_cost = np.repeat(device_cost, groups), np.repeat(node_cost, groups)
     moved = np.empty((2 * unit.size + 2, 2), np.int32)
     tally, touched = np.zeros(len(on_device), np.int32), np.empty(len(on_device), np.int32)
+    spread, shared, place, num_shared = list_shared(on_device)
+    nets = len(on_device)
     now, spent, next_cooling = temperature, 0, 0
     while spent < effort:
         if spent >= next_cooling:
@@ -161,17 +182,29 @@ def _anneal(graph, state, effort, seed, temperature, mix, patience, floor, quant
             pressure = floor + (1.0 - floor) * pressure * pressure
             penalty, token_penalty = graph.compute_penalty * pressure, graph.token_penalty * pressure
         dice = random_below(rng, 1000)
+        net = _random_net(rng, shared, num_shared, nets)
         block, other, found, first, count = -1, -1, 0, 0, 0
         spent += PROPOSAL
         if dice < mix[1]:
             source, target, first, count = _propose_tiles(
-                rng, dice >= mix[0], tile_ptr, tile_atom, atom_ptr, atom_tile, atom_block, unit, owner, devices, moved
+                rng,
+                net,
+                dice >= mix[0],
+                tile_ptr,
+                tile_atom,
+                atom_ptr,
+                atom_tile,
+                atom_block,
+                unit,
+                owner,
+                devices,
+                moved,
             )
             if count == 0:
                 continue
         else:
             block, target, other = _propose_block(
-                rng, atom_ptr, atom_tile, block_ptr, block_atom, unit, owner, devices, block_size, tokens, token_limit
+                rng, net, atom_ptr, atom_tile, atom_block, unit, owner, devices, block_size, tokens, token_limit
             )
             if block < 0:
                 continue
@@ -211,7 +244,9 @@ def _anneal(graph, state, effort, seed, temperature, mix, patience, floor, quant
                 tokens, source, target, size, token_limit[source], token_limit[target]
             )
         if delta <= 0.0 or (now > 0.0 and delta <= now * quantiles[random_below(rng, len(quantiles))]):
-            count_change(tally, touched, found, source, target, x, y, on_device, on_node)
+            num_shared = count_change(
+                tally, touched, found, source, target, x, y, on_device, on_node, spread, shared, place, num_shared
+            )
             for i in range(count):
                 unit[moved[i, 0], moved[i, 1]] = target if i < first else source
             work[source] -= amount
