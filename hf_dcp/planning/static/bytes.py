@@ -28,7 +28,8 @@ def dense_bytes(
         team, inner: see `Grid.of`.
         executed: what our rank plans of the scheme send, in place of what the published programs send. They differ
             where heads are split: here an lse travels with every partial O, and backward sends Q, K and V to the team
-            again, with lse and delta. (Published programs keep the team's Q, K and V: only ring KV travels again.)
+            again, with lse and delta. (Published programs keep the team's Q, K and V: only ring KV travels again.
+            TransformerEngine sends O again with dO; that is not counted, as O never travels in backward under our rules.)
 
     Returns:
         for "forward", "backward" and "backward_keep" (the ring's KV kept too): "inter_node_bytes", "intra_node_bytes"
