@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh redis,kahypar,trl,test,docs
+scripts/browser.sh
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1} # no test needs a hub
 export TOKENIZERS_PARALLELISM=false

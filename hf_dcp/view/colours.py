@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-HUES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#7f7f7f")
-"""Okabe and Ito's colours, with a grey in place of black."""
+HUES = ("#0072b2", "#d55e00", "#cc79a7", "#f0e442", "#56b4e9", "#009e73", "#e69f00", "#7f7f7f")
+"""Okabe and Ito's colours, with a grey in place of black; the first few, and their shades, are the easiest to tell apart."""
 
 
 def device_colours(node_of_rank: Sequence[int]) -> list[str]:
@@ -23,10 +23,10 @@ def device_colours(node_of_rank: Sequence[int]) -> list[str]:
 
 
 def shade(colour: str, index: int, count: int) -> str:
-    """The ``index``-th of ``count`` shades, from darker to lighter; the colour itself is among them."""
+    """The ``index``-th of ``count`` shades, from darker to lighter than the colour."""
     if count == 1:
         return colour
-    mixed = -0.35 + 1.0 * index / (count - 1)  # below 0: towards black, above: towards white
+    mixed = -0.45 + 0.85 * index / (count - 1)  # below 0: towards black, above: towards white
     target, share = (0, -mixed) if mixed < 0 else (255, mixed)
     parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
     return "#" + "".join(f"{round(part + (target - part) * share):02x}" for part in parts)

@@ -132,7 +132,7 @@ function theme(name) {
 }
 
 function start() {
-  $("facts").textContent = `${number(scene.tokens)} tokens in ${scene.sequences.length} sequence${scene.sequences.length > 1 ? "s" : ""} on ` +
+  $("facts").textContent = `${number(scene.sequences.reduce((n, s) => n + s.length, 0))} tokens in ${scene.sequences.length} sequence${scene.sequences.length > 1 ? "s" : ""} on ` +
     `${scene.nodes.length} devices of ${new Set(scene.nodes).size} node(s); predicted forward ${time(scene.passes.forward.seconds)}, backward ${time(scene.passes.backward.seconds)} per layer`;
   $("sequence").innerHTML = scene.sequences.map((s, i) => `<option value="${i}">${i + 1}: ${number(s.length)} tokens</option>`).join("");
   $("group").innerHTML = Array.from({ length: scene.groups }, (_, g) => `<option value="${g}">${g + 1}</option>`).join("");

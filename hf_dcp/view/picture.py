@@ -67,7 +67,7 @@ def _sequence(axis: Any, scene: Scene, sequence: int, group: int) -> None:
         for box in ((begin, -2 * strip, count, strip), (-2 * strip, begin, strip, count)):
             corners.append(_box(*box))
             colours.append(scene.colours[owner])
-    axis.add_collection(PolyCollection(corners, facecolors=colours, edgecolors=colours, linewidths=0.1))
+    axis.add_collection(PolyCollection(corners, facecolors=colours, edgecolors=colours, linewidths=0.3))
     axis.set_xlim(-2 * strip, length)
     axis.set_ylim(length, -2 * strip)
     axis.set_aspect("equal")
@@ -90,6 +90,7 @@ def _matrix(axis: Any, scene: Scene, figure: Any) -> None:
     sent = np.array(scene.passes["forward"].bytes) / 1e6
     image = axis.imshow(np.where(sent > 0, sent, np.nan), cmap="cividis_r", vmin=0)
     axis.set_title("MB sent in forward of one layer")
+    _whole_numbers(axis.xaxis, axis.yaxis)
     axis.set_xlabel("to device")
     axis.set_ylabel("from device")
     for edge in np.flatnonzero(np.diff(scene.nodes)) + 0.5:
@@ -104,14 +105,28 @@ def _timeline(axis: Any, scene: Scene, one: PassView) -> None:
         attend = kind == "attend"
         colour = scene.colours[device] if attend else "0.9"
         axis.barh(device, (end - begin) * scale, left=begin * scale, height=0.7, color=colour, edgecolor="white")
-        if attend and len(scene.nodes) <= 16 and end - begin > one.seconds / 40:
-            text = {"ha": "center", "va": "center", "fontsize": 7}
-            axis.text((begin + end) / 2 * scale, device, str(number + 1), **text)
+        if attend and len(scene.nodes) <= 16 and end - begin > one.seconds / 60:
+            style = {"ha": "center", "va": "center", "fontsize": 7, "color": _ink(scene.colours[device])}
+            axis.text((begin + end) / 2 * scale, device, str(number + 1), **style)
     axis.set_ylim(len(scene.nodes) - 0.5, -0.5)
+    _whole_numbers(axis.yaxis)
     axis.set_title("predicted forward of one layer: divisions (coloured), waiting (grey)")
     axis.set_xlabel(unit)
     axis.set_ylabel("device")
     axis.spines[["top", "right"]].set_visible(False)
+
+
+def _whole_numbers(*axes: Any) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for axis in axes:
+        axis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _ink(colour: str) -> str:
+    """Black or white, whichever reads on the colour."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "black" if 299 * red + 587 * green + 114 * blue > 128_000 else "white"
 
 
 def _legend(figure: Any, scene: Scene) -> None:
