@@ -31,8 +31,8 @@ class Run:
     mask: str
     processes: int
     steps: int = 300
-    max_length: int = 1024
-    tokens_per_batch: int = 2048
+    max_length: int = 512
+    tokens_per_batch: int = 1024
 
     def command(self, output_dir: str) -> list[str]:
         launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "recipes/cpu_4.yaml"]
