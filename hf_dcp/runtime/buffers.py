@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-SLACK = 2
+SLACK = 3
 """Free memory is given up where all of it is more than so many times what has been in use at once."""
 
 
@@ -61,6 +61,6 @@ def shaped(buffer: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def _rounded(size: int) -> int:
-    """At most an eighth more, so that batches of about the same size share buffers; 64 bytes at least."""
-    step = max(64, 1 << max(size.bit_length() - 4, 0))
+    """At most a quarter more, so that messages of about the same size share buffers; 64 bytes at least."""
+    step = max(64, 1 << max(size.bit_length() - 3, 0))
     return max(-(-size // step) * step, 64)

@@ -132,6 +132,8 @@ class _Run:
     def inputs(self, x: Tensor, remote: int) -> Rows:
         """Rows of an input [1, heads, S, D], in the dtype of computation, remote rows still to come."""
         local = x[0].to(self.executor.compute_dtype)
+        if local.stride(-1) != 1:  # kernels take any strides but this one, and don't say so
+            local = local.contiguous()
         return self.rows(local, self.space(remote, x.shape[1], x.shape[3]))
 
     def zeros(self, heads: int, remote: int, dim: int | None, value: float = 0.0) -> Rows:

@@ -33,7 +33,7 @@ def test_a_buffer_is_lent_once_at_a_time() -> None:
 def test_buffers_are_little_larger_than_asked(size: int) -> None:
     pool = BufferPool(CPU)
     buffer = pool.lend(size)
-    assert size <= buffer.numel() <= max(64, 1.125 * size + 64)
+    assert size <= buffer.numel() <= max(64, 1.25 * size + 64)
     assert shaped(buffer, (size // 8, 2), torch.float32).shape == (size // 8, 2)
     pool.take_back([buffer])
     assert pool.lend(size).data_ptr() == buffer.data_ptr()
@@ -43,7 +43,7 @@ def test_sizes_that_are_no_longer_used_are_given_up() -> None:
     pool = BufferPool(CPU)
     for size in range(1000, 60_000, 1000):
         pool.take_back([pool.lend(size)])
-        assert pool._free_bytes <= 2 * pool.peak
+        assert pool._free_bytes <= 3 * pool.peak
     assert pool.in_use == 0
 
 
