@@ -98,13 +98,14 @@ def make_group(mesh: DeviceMesh, hosts: Sequence[str], plan_store: str, timeout:
     communicator = Communicator.create(groups) if len(own) > 1 else None
     attention.group_size = len(own)
     dp_rank, dp_size = dp_position(mesh)
+    device = collective_device(mesh.device_type)
     return Group(
         rank=own.index(dist.get_rank()),
         topology=Topology.from_hosts([hosts[rank] for rank in own]),
         communicator=None if communicator is None else communicator.id,
         dp_rank=dp_rank,
         dp_size=dp_size,
-        address=_of_group(store_address(plan_store, collective_device(mesh.device_type)), own[0]),
+        address=_of_group(store_address(plan_store, device), own[0], gather_texts(secrets.token_hex(16), device)[0]),
         timeout=timeout,
     )
 
@@ -125,7 +126,9 @@ def store_address(plan_store: str, device: torch.device) -> StoreAddress:
         return StoreAddress("local", run)
     if plan_store.partition(":")[0] in SCHEMES:
         return _redis_address(plan_store, run, device)
-    offered = StoreAddress("torch", f"hf_dcp/{run}", os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT") or 0))
+    offered = StoreAddress(
+        "torch", f"hf_dcp/{run}", os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT") or 0)
+    )
     if all(text == "yes" for text in gather_texts("yes" if _reachable(offered) else "no", device)):
         return offered
     own = ""
@@ -169,9 +172,9 @@ def _redis_trouble(plan_store: str, run: str) -> str:
     return ""
 
 
-def _of_group(address: StoreAddress, first_rank: int) -> StoreAddress:
+def _of_group(address: StoreAddress, first_rank: int, secret: str) -> StoreAddress:
     """Groups of one run have keys of their own: they don't make the same steps at the same time."""
-    return replace(address, prefix=f"{address.prefix}/{first_rank}")
+    return replace(address, prefix=f"{address.prefix}/{first_rank}", secret=secret.encode())
 
 
 def _run_id() -> str:

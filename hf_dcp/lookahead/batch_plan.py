@@ -23,6 +23,7 @@ class BatchPlan(DcpPlan):
         wait_s: seconds from asking to having it, planning included.
         store_bytes: that went to the plan store for it, or came from there.
         trouble: why the store could not be used, empty if it could.
+        lengths: tokens of the sequences of the batch, in their order.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class BatchPlan(DcpPlan):
         store_bytes: int = 0,
         trouble: str = "",
         kernel: str = "auto",
+        lengths: tuple[int, ...] = (),
     ) -> None:
         super().__init__(rank_plan, communicator, backward_kv, device, kernel)
         self.report = report
@@ -44,6 +46,7 @@ class BatchPlan(DcpPlan):
         self.wait_s = wait_s
         self.store_bytes = store_bytes
         self.trouble = trouble
+        self.lengths = lengths
 
     def to(
         self, device: torch.device | str | None = None, *args: Any, non_blocking: bool = False, **kw: Any
@@ -54,7 +57,8 @@ class BatchPlan(DcpPlan):
         return BatchPlan(**(self.__getstate__() | {"device": torch.device(device)}))
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("report", "origin", "wait_s", "store_bytes", "trouble")}
+        names = ("report", "origin", "wait_s", "store_bytes", "trouble", "lengths")
+        own = {name: getattr(self, name) for name in names}
         return super().__getstate__() | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -114,6 +114,7 @@ class PlanSource:
             store_bytes=self._bytes,
             trouble=self._trouble,
             kernel=settings.config.kernel,
+            lengths=tuple(int(length) for length in batch.lengths),
         )
 
     def planner_of(self, key: bytes) -> int:
@@ -155,7 +156,8 @@ class PlanSource:
             return self._plan(key, batch)
         except Exception as error:
             text = f"rank {self.settings.rank} of the group could not plan it: {type(error).__name__}: {error}"
-            others = {r: encode_error(key, text) for r in range(self.world_size) if r != self.settings.rank}
+            secret = self.settings.address.secret
+            others = {r: encode_error(key, text, secret) for r in range(self.world_size) if r != self.settings.rank}
             self._publish(key, others)
             raise
 
@@ -166,7 +168,11 @@ class PlanSource:
         report = PlanReport.of(plan)
         others = {}
         if self.planner_of(key) == settings.rank:
-            others = {p.rank: encode_plan(key, p, report) for p in plan.rank_plans if p.rank != settings.rank}
+            others = {
+                p.rank: encode_plan(key, p, report, settings.address.secret)
+                for p in plan.rank_plans
+                if p.rank != settings.rank
+            }
         return Payload(plan.rank(settings.rank), report), others
 
     def _publish(self, key: bytes, others: dict[int, bytes]) -> None:
@@ -195,7 +201,7 @@ class PlanSource:
             data = self._link.use(lambda store: store.get(_name(key, settings.rank), patience))
             self._bytes += len(data)
             self._patience.hit()
-            payload = decode(key, data)
+            payload = decode(key, data, settings.address.secret)
             _check(payload, settings)
             return payload
         except StoreTimeout:
@@ -273,6 +279,7 @@ def _check(payload: Payload, settings: PlanSettings) -> None:
         ("rank", plan.rank, settings.rank),
         ("node_of_rank", plan.node_of_rank, settings.topology.node_of_rank),
         ("shape", plan.shape, settings.shape),
+        ("reduce_dtype", plan.reduce_dtype, settings.config.reduce_dtype or settings.shape.dtype),
         ("num_tokens", plan.num_tokens, payload.report.tokens),
     ):
         if got != want:

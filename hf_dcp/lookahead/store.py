@@ -59,6 +59,7 @@ class StoreAddress:
         prefix: of all keys; runs that share a store have different ones.
         host, port: of the server, for "torch".
         redis: the server, for "redis".
+        secret: keys the checksums of payloads; the ranks of a run share it, the store doesn't know it.
     """
 
     kind: str
@@ -66,6 +67,7 @@ class StoreAddress:
     host: str = ""
     port: int = 0
     redis: RedisSettings | None = field(default=None, repr=False)
+    secret: bytes = field(default=b"", repr=False)
 
     def open(self, timeout: float = 30.0) -> PlanStore:
         """Connect. Raises StoreError if there is no server."""

@@ -175,11 +175,11 @@ def two_runs(folder: Path, binary: str, server: RedisServer, url: str) -> dict[s
 def resumed(folder: Path, binary: str, server: RedisServer, url: str) -> dict[str, Any]:
     """Stopped after 5 steps, with four plans ahead; a new loader goes on where it was."""
     training = Training(url).steps(stop=5)
-    state = training.loader.state_dict()
+    state, half_way = training.loader.state_dict(), digest(training.model)
     after = Training(url)
     after.loader.load_state_dict(state)
     training.loader = after.loader
-    return training.steps().answer(server) | {"state": state}
+    return training.steps().answer(server) | {"state": state, "half_way": half_way}
 
 
 def planner_fails(folder: Path, binary: str, server: RedisServer, url: str) -> dict[str, Any]:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
-from tests.lookahead.chaos import run_scenarios
-from tests.lookahead.servers import binary
+import pytest
+
+from tests.lookahead.chaos import STEPS, run_scenarios, total
+from tests.lookahead.servers import RedisServer, binary, free_port
 from tests.multiprocess import run_ranks
 
 os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+ROOT = Path(__file__).parents[2]
 WORLD = 4
+DEFAULT = ["calm", "killed", "flushed", "corrupted", "planner_fails", "resumed", "away_at_start"]
+LONG = ["frozen", "full", "slow", "two_runs"]
 Answers = dict[str, list[dict[str, Any]]]
 
 
@@ -19,3 +27,142 @@ def run(names: list[str], folder: Path, version: str) -> Answers:
     """For each scenario, the answers of all ranks."""
     results = run_ranks(run_scenarios, WORLD, names, str(folder), binary(version), timeout=280)
     return {name: [result[name] for result in results] for name in results[0]}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    return run(DEFAULT, tmp_path_factory.mktemp("chaos"), "7")
+
+
+@pytest.fixture(scope="module")
+def long_answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    return run(LONG, tmp_path_factory.mktemp("chaos"), "7")
+
+
+def undisturbed(answers: Answers, name: str) -> None:
+    """The scenario ended where the undisturbed run did, and left nothing in the store."""
+    for answer, reference in zip(answers[name], answers["reference"]):
+        assert answer["batches"] == reference["batches"] and len(answer["batches"]) == STEPS
+        assert answer["parameters"] == reference["parameters"]
+        assert answer["keys"] == []
+    assert len({answer["parameters"] for answer in answers["reference"]}) == 1
+
+
+def came_back(answers: Answers, name: str) -> None:
+    """Plans were made anew while the store failed, and came from it again at the end."""
+    assert total(answers[name])["replanned"] > 0
+    assert all(answer["origins"][-1] in ("planned", "fetched") for answer in answers[name])
+    assert all(answer["origins"][-2] in ("planned", "fetched") for answer in answers[name])
+
+
+def test_without_disturbance_each_plan_is_made_once(answers: Answers) -> None:
+    undisturbed(answers, "calm")
+    assert total(answers["calm"]) == {"planned": STEPS, "fetched": (WORLD - 1) * STEPS}
+    assert not any(answer["failing"] for answer in answers["calm"])
+
+
+def test_the_comparison_sees_another_batch(answers: Answers) -> None:
+    """Negative control: the parameters of the resumed run half way are others."""
+    assert answers["resumed"][0]["half_way"] != answers["reference"][0]["parameters"]
+
+
+def test_killed_and_restarted_empty(answers: Answers) -> None:
+    undisturbed(answers, "killed")
+    came_back(answers, "killed")
+
+
+def test_flushed(answers: Answers) -> None:
+    undisturbed(answers, "flushed")
+
+
+def test_corrupted_payloads(answers: Answers) -> None:
+    undisturbed(answers, "corrupted")
+    for answer in answers["corrupted"]:
+        assert set(answer["origins"][:11]) <= {"planned", "replanned"}
+    assert total(answers["corrupted"])["replanned"] >= 11 * (WORLD - 1)
+    came_back(answers, "corrupted")
+
+
+def test_a_planner_that_fails_stops_every_rank(answers: Answers) -> None:
+    for answer in answers["planner_fails"]:
+        assert answer["steps"] == 6
+        assert "RuntimeError: this batch is too odd to be planned" in answer["error"]
+        rows = ", ".join(map(str, answer["rows"]))
+        assert f"the batch of rows {rows} of the data set (lengths " in answer["error"]
+        assert answer["seconds"] < 30
+
+
+def test_resumed_in_the_middle_of_the_look_ahead(answers: Answers) -> None:
+    undisturbed(answers, "resumed")
+    assert all(answer["state"] == {"epoch": 0, "batches": 5} for answer in answers["resumed"])
+
+
+def test_away_at_the_start_is_an_error_on_every_rank(answers: Answers) -> None:
+    for answer in answers["away_at_start"]:
+        nowhere, one_rank = answer["said"]
+        assert nowhere.startswith("rank 0 can't use the plan store redis://127.0.0.1:")
+        assert nowhere.endswith("nothing answers there: see that the server runs, and that host and port are right")
+        assert one_rank.startswith("rank 2 can't use the plan store") and "has no database 77" in one_rank
+
+
+@pytest.mark.slow
+def test_frozen(long_answers: Answers) -> None:
+    undisturbed(long_answers, "frozen")
+    came_back(long_answers, "frozen")
+
+
+@pytest.mark.slow
+def test_full(long_answers: Answers) -> None:
+    undisturbed(long_answers, "full")
+    came_back(long_answers, "full")
+
+
+@pytest.mark.slow
+def test_slow(long_answers: Answers) -> None:
+    undisturbed(long_answers, "slow")
+    assert total(long_answers["slow"]) == {"planned": STEPS, "fetched": (WORLD - 1) * STEPS}
+
+
+@pytest.mark.slow
+def test_two_runs_on_one_server(long_answers: Answers) -> None:
+    undisturbed(long_answers, "two_runs")
+    for answer in long_answers["two_runs"]:
+        assert answer["other"]["parameters"] == answer["other_alone"]["parameters"] != answer["parameters"]
+        assert len(answer["prefixes"]) == 2
+    assert total(long_answers["two_runs"]) == {"planned": STEPS, "fetched": (WORLD - 1) * STEPS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["calm", "killed", "flushed", "full"])
+def test_with_the_older_server(name: str, tmp_path: Path) -> None:
+    undisturbed(run([name], tmp_path, "6.2"), name)
+
+
+def test_a_killed_worker_ends_every_rank_within_seconds(tmp_path: Path) -> None:
+    with RedisServer(binary("6.2"), tmp_path) as server:
+        launch = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(WORLD)}
+        launch |= {"OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": str(WORLD), "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "tests.lookahead.worker_killed", server.url, "1"]
+        ranks = [
+            subprocess.Popen(
+                command, cwd=ROOT, env=launch | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, text=True,
+            )
+            for rank in range(WORLD)
+        ]  # fmt: skip
+        try:
+            said = [rank.communicate(timeout=150) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        ended = time.time()
+        left = server.held()
+    lines = [[line.split(maxsplit=2) for line in out.splitlines()] for out, _ in said]
+    killed = next(float(words[1]) for words in lines[1] if words[0] == "killed")
+    errors = [next(words for words in of_rank if words[0] == "ended") for of_rank in lines]
+    assert all(rank.returncode == 1 for rank in ranks)
+    assert max(float(error[1]) for error in errors) - killed < 15 and ended - killed < 40, (errors, ended - killed)
+    texts = [error[2] for error in errors]
+    assert "DataLoader worker" in texts[1] and "killed by signal" in texts[1]
+    assert all("rank 1" in text or "peer" in text for i, text in enumerate(texts) if i != 1), texts
+    assert left == []  # taken out by the other processes as they ended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import pickle
 import threading
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import hf_dcp
 from hf_dcp.lookahead import planning
@@ -111,6 +114,7 @@ def test_old_plans_leave_the_store() -> None:
     assert len(LocalStore._values["growth"]) <= 2 * 3
 
 
+@functools.cache
 def _payload() -> tuple[Any, PlanReport, bytes]:
     plan = plan_batch(batch(20, 7), Topology.grid(1, 2), SHAPE, CONFIG)
     report = PlanReport.of(plan)
@@ -275,3 +279,63 @@ def test_sources_work_on_in_forks_and_through_pickles(server: Any) -> None:
 
 def _ask(source: PlanSource, specs: list[BatchSpec], queue: Any) -> None:
     queue.put((source.settings.rank, [source.get(spec).rank_plan.digest for spec in specs]))
+
+
+def test_a_forged_payload_is_refused() -> None:
+    """Right in all but the secret, which the store doesn't hold; and the metadata of a plan is never more than data."""
+    rank_plan, report, _ = _payload()
+    with pytest.raises(PayloadError, match="checksum is wrong: it is damaged, or not of this run"):
+        decode(KEY, encode_plan(KEY, rank_plan, report, b"another run's"), b"ours")
+    with pytest.raises(PayloadError, match="checksum is wrong"):
+        decode(KEY, encode_error(KEY, "stop!"), b"ours")
+    assert decode(KEY, encode_plan(KEY, rank_plan, report, b"ours"), b"ours").report == report
+
+
+@pytest.mark.parametrize(
+    "evil",
+    [
+        "/etc/passwd",
+        "__import__('os').system('touch evil')",
+        "!!python/object/apply:os.system ['touch evil']",
+        "../../x",
+    ],
+)
+@pytest.mark.parametrize("name", ["dtype", "reduce_dtype", "windows", "rank", "heads", "node_of_rank"])
+def test_paths_and_code_in_metadata_are_data(
+    name: str, evil: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even with the right checksum: refused, or refused when it is compared with what this rank is."""
+    from hf_dcp.lookahead.payload import _frame, _Kind
+    from hf_dcp.planning import codec
+
+    monkeypatch.chdir(tmp_path)
+    rank_plan, report, _ = _payload()
+    header = codec._header(rank_plan)
+    with monkeypatch.context() as patch:
+        patch.setattr(codec, "_header", lambda plan: header | {name: evil})
+        body = rank_plan.to_bytes()
+    text = report.to_json().encode()
+    data = _frame(KEY, _Kind.PLAN, len(text).to_bytes(4, "little") + text + body)
+    with pytest.raises(PayloadError):
+        planning._check(decode(KEY, data), sources(2, "metadata")[1].settings)
+    assert not list(tmp_path.iterdir())
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_damage_is_refused(data: st.DataObject) -> None:
+    whole = _payload()[2]
+    kind = data.draw(st.sampled_from(["cut", "flip", "longer", "shuffled"]))
+    at = data.draw(st.integers(0, len(whole) - 1))
+    if kind == "cut":
+        damaged = whole[:at]
+    elif kind == "flip":
+        damaged = whole[:at] + bytes([whole[at] ^ (1 << data.draw(st.integers(0, 7)))]) + whole[at + 1 :]
+    elif kind == "longer":
+        damaged = whole + data.draw(st.binary(min_size=1, max_size=50))
+    else:
+        damaged = whole[at:] + whole[:at]
+        if damaged == whole:
+            return
+    with pytest.raises(PayloadError):
+        decode(KEY, damaged)
