@@ -106,7 +106,7 @@ class DcpDataLoader:
         if self.depth.workers:
             collator.preview(dataset)
         if self.group.rank == self.group.dp_rank == 0:
-            logger.info("hf_dcp: %s", self.depth.describe())
+            logger.log(logging.INFO if self.depth.workers else logging.WARNING, "hf_dcp: %s", self.depth.describe())
         self._loader = DataLoader(dataset, batch_size=1, sampler=self._order, collate_fn=collator, **options)
         self._done = 0
         self.statistics = StepStatistics()

@@ -59,11 +59,13 @@ def test_what_is_said() -> None:
     assert derive_depth(None, 0, None).describe().startswith("look-ahead 0: without DataLoader workers")
 
 
-def test_of_the_loader() -> None:
+def test_of_the_loader(caplog: pytest.LogCaptureFixture) -> None:
     made = loader(lookahead=5, num_workers=2)
     assert (made._loader.num_workers, made._loader.prefetch_factor) == (2, 3)
     assert made.session.source().settings.keep == 14
+    assert not caplog.records
     assert loader()._loader.num_workers == 0
+    assert "look-ahead 0: without DataLoader workers every batch waits for its plan" in caplog.text
     with pytest.raises(ValueError, match="lookahead=4 contradicts num_workers=0"):
         loader(lookahead=4, num_workers=0)
     plugin = hf_dcp.DcpParallelismConfig(lookahead=3)
