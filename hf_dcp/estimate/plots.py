@@ -71,7 +71,7 @@ def speedups(answer: Estimate) -> str:
     with axes() as (axis, done):
         line = {"color": GREY}
         axis.boxplot(
-            ratios, vert=False, whis=(10, 90), showfliers=False, medianprops={"color": ORANGE, "linewidth": 2},
+            ratios, orientation="horizontal", whis=(10, 90), showfliers=False, medianprops={"color": ORANGE, "linewidth": 2},
             boxprops=line, whiskerprops=line, capprops=line,
         )  # fmt: skip
         axis.set_yticks(range(1, len(names) + 1), names)

@@ -26,7 +26,7 @@ def shade(colour: str, index: int, count: int) -> str:
     """The ``index``-th of ``count`` shades, from darker to lighter than the colour."""
     if count == 1:
         return colour
-    mixed = -0.45 + 0.85 * index / (count - 1)  # below 0: towards black, above: towards white
+    mixed = -0.35 + 0.8 * index / (count - 1)  # below 0: towards black, above: towards white
     target, share = (0, -mixed) if mixed < 0 else (255, mixed)
     parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
     return "#" + "".join(f"{round(part + (target - part) * share):02x}" for part in parts)
