@@ -136,5 +136,6 @@ def _text(error: Exception) -> str:
 
 
 def _take(values: np.ndarray, tokens: np.ndarray, dummy: int) -> torch.Tensor:
-    local = values[tokens] if len(tokens) else np.array([dummy], np.int64)
-    return torch.from_numpy(local)[None]
+    """[tokens] -> [1, S]; [rows, tokens] -> [rows, 1, S]."""
+    local = values[..., tokens] if len(tokens) else np.full((*values.shape[:-1], 1), dummy, np.int64)
+    return torch.from_numpy(local).unsqueeze(-2)

@@ -26,7 +26,10 @@ BY_COLUMNS: dict[str, tuple[tuple[str, ...], Callable[..., Mask]]] = {
 
 @dataclass(frozen=True)
 class GroupBatch:
-    """A batch of the whole group, sequences one after the other; all arrays int64[tokens]."""
+    """A batch of the whole group, sequences one after the other; all arrays int64[tokens].
+
+    Position ids may have several rows: int64[rows, tokens], for models whose positions have parts (M-RoPE).
+    """
 
     spec: BatchSpec
     input_ids: np.ndarray
@@ -56,7 +59,8 @@ class RowReader:
             raise ValueError(f"mask must be a text such as 'causal', a mask, or a function of a row, not {mask!r}")
 
     def read(self, rows: Sequence[Row]) -> GroupBatch:
-        """One batch of ``rows``, each with ``input_ids``, perhaps ``labels``, and the columns that the mask needs.
+        """One batch of ``rows``, each with ``input_ids``, perhaps ``labels`` and ``position_ids`` ([L], or [rows, L]), and
+        the columns that the mask needs.
 
         Raises:
             ValueError: for no rows, a row without tokens, labels that don't fit, padding, or a mask that doesn't fit;
@@ -70,13 +74,15 @@ class RowReader:
         positions, labels = [], []
         for i, (row, tokens, mask) in enumerate(zip(rows, ids, masks)):
             try:
-                positions.append(mask.positions(len(tokens)))
+                positions.append(_positions(i, row, tokens, mask))
                 starts = mask.segment_starts(len(tokens))
             except ValueError as error:
                 raise ValueError(f"row {i} of the batch: {error}") from error
             labels.append(shift(_labels(i, row, tokens), starts))
         spec = BatchSpec([len(tokens) for tokens in ids], masks)
-        return GroupBatch(spec, np.concatenate(ids), np.concatenate(positions), np.concatenate(labels))
+        if len({len(p) if p.ndim > 1 else 0 for p in positions}) > 1:
+            raise ValueError("some rows of the batch have position_ids of other parts than others: give all the same")
+        return GroupBatch(spec, np.concatenate(ids), np.concatenate(positions, -1), np.concatenate(labels))
 
     def _mask(self, i: int, row: Row) -> Mask:
         mask = self.mask
@@ -115,6 +121,19 @@ def _labels(i: int, row: Row, tokens: np.ndarray) -> np.ndarray:
             f"row {i} of the batch has {len(tokens)} input_ids but {labels.size} labels: give one per token"
         )
     return labels
+
+
+def _positions(i: int, row: Row, tokens: np.ndarray, mask: Mask) -> np.ndarray:
+    """Those of the row, else those of its mask: int64[L] or int64[rows, L]."""
+    if row.get("position_ids") is None:
+        return mask.positions(len(tokens))
+    positions = np.asarray(row["position_ids"], np.int64)
+    if positions.ndim not in (1, 2) or positions.shape[-1] != len(tokens):
+        raise ValueError(
+            f"row {i} of the batch has {len(tokens)} input_ids but position_ids of shape {list(positions.shape)}: give "
+            "one per token, or rows of one per token"
+        )
+    return positions
 
 
 def _of_columns(name: str, row: Row) -> Mask:

@@ -14,11 +14,14 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
 
+from hf_dcp.integrations.recorder import Recorder, layer_name
 from hf_dcp.runtime import DcpPlan, attention
 
 NAME = "dcp"
+HARMLESS = ("position_ids", "cache_position")
+"""Tensors that attention may be given and needs not look at."""
 
 calls: Counter[str] = Counter()
 """Calls of this process so far: "plan" for calls with a plan, "dense" for calls without one."""
@@ -49,6 +52,17 @@ class LazyMask:
         """The sliding window that the mask stands for."""
         return self.arguments.get("local_size")
 
+    def is_causal_window(self) -> bool:
+        """Whether the mask is causal, or causal within `window`, judged by some rows."""
+        function = self.arguments.get("mask_function", causal_mask_function)
+        width = self.window
+        rows = [0, 1, 5] if width is None else sorted({0, 1, width - 1, width, width + 1, 2 * width + 1})
+        query, key = torch.tensor(rows)[:, None], torch.arange(rows[-1] + 2)[None]
+        want = (key <= query) & (key > query - (width or rows[-1] + 2))
+        zero = torch.zeros((), dtype=torch.long)
+        got = torch.as_tensor(function(zero, zero, query, key))
+        return bool((got.broadcast_to(want.shape) == want).all())
+
     def build(self) -> Tensor | None:
         """The mask as sdpa wants it: bool[batch, 1, queries, keys], or None where a flag of the kernel says the same."""
         if self._built is None:
@@ -76,7 +90,7 @@ def dcp_attention(
     attention_mask: Tensor | LazyMask | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    dcp_plan: DcpPlan | int | None = None,
+    dcp_plan: DcpPlan | int | Recorder | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
@@ -102,17 +116,39 @@ def dcp_attention(
         _refuse_training_without_plan(module)
         plain = {"dropout": dropout, "scaling": scaling, "position_bias": position_bias, **kwargs}
         return _without_plan(module, query, key, value, attention_mask, softcap, s_aux, plain), None
-    calls["plan"] += 1
+    if isinstance(dcp_plan, DcpPlan) and query.shape[0] != 1:
+        raise ValueError(
+            f"the model got {query.shape[0]} sequences with a plan for one packed one, so it is not known to DCP: call "
+            "dcp.attach(model) before its first batch (of a reference model: before the trainer is made)"
+        )
     if dropout:
-        raise ValueError(f"attention dropout is {dropout}, which DCP can't honour: set it to 0 in the model's config")
+        raise _refusal(dcp_plan, module, f"can't run with DCP, as its attention dropout is {dropout}: set it to 0")
     if position_bias is not None:
-        raise ValueError("position_bias can't be honoured with a dcp_plan: use a model without one")
+        raise _refusal(dcp_plan, module, "has a position_bias, which a dcp_plan can't honour: use a model without one")
     if kwargs.get("output_attentions"):
-        raise ValueError("output_attentions=True can't be honoured with a dcp_plan: leave it out")
-    window = _window(attention_mask, sliding_window)
+        raise _refusal(dcp_plan, module, "is asked for output_attentions=True, which DCP can't honour: leave it out")
+    window = _window(dcp_plan, module, attention_mask, sliding_window)
+    if isinstance(dcp_plan, Recorder):
+        _refuse_unknown(dcp_plan, module, kwargs)
+        causal = kwargs.get("is_causal")
+        causal = getattr(module, "is_causal", True) if causal is None else causal
+        return dcp_plan.record(module, query, key, value, window, bool(causal)), None
+    if not torch.compiler.is_compiling():
+        calls["plan"] += 1
     query, key, value = (_autocast(x) for x in (query, key, value))
     out = attention(query, key, value, dcp_plan, window=window, scale=scaling, softcap=softcap, sinks=s_aux)
     return out, None
+
+
+def _refusal(plan: Any, module: nn.Module, reason: str) -> ValueError:
+    return plan.refuse(module, reason) if isinstance(plan, Recorder) else ValueError(f"{layer_name(module)} {reason}")
+
+
+def _refuse_unknown(recorder: Recorder, module: nn.Module, arguments: dict[str, Any]) -> None:
+    """Tensors that a model itself gives to attention mean something; those of a batch come at training alone."""
+    unknown = sorted(name for name, value in arguments.items() if isinstance(value, Tensor) and name not in HARMLESS)
+    if unknown:
+        raise recorder.refuse(module, f"gives {', '.join(unknown)} to attention, which DCP does not know: use sdpa")
 
 
 def _refuse_training_without_plan(module: nn.Module) -> None:
@@ -124,18 +160,23 @@ def _refuse_training_without_plan(module: nn.Module) -> None:
         )
 
 
-def _window(mask: Tensor | LazyMask | None, argument: int | None) -> int | None:
+def _window(plan: Any, module: nn.Module, mask: Tensor | LazyMask | None, argument: int | None) -> int | None:
     """The sliding window of the layer, which models say in the mask, and most of them as an argument too."""
     if mask is None:
         return argument
     if not isinstance(mask, LazyMask):
-        raise ValueError("attention_mask beside dcp_plan can't be honoured: leave it out, the collator takes masks")
-    if mask.arguments.get("use_vmap"):
-        raise ValueError("the model changes its mask by a function of its own, which a plan can't honour: use sdpa")
-    if argument is not None and mask.window != argument:
-        raise ValueError(
-            f"the layer has sliding_window {argument}, but its mask {mask.window}: the model is not supported"
+        reason = (
+            "gets an attention_mask beside dcp_plan, which can't be honoured: leave it out, the collator takes masks"
         )
+        raise _refusal(plan, module, reason)
+    if mask.arguments.get("use_vmap"):
+        raise _refusal(plan, module, "has a mask by a function of its own, which a plan can't honour: use sdpa")
+    if argument is not None and mask.window != argument:
+        reason = f"has sliding_window {argument}, but its mask {mask.window}: the model is not supported"
+        raise _refusal(plan, module, reason)
+    if isinstance(plan, Recorder) and not mask.is_causal_window():
+        kind = "neither causal nor a causal window" if getattr(module, "is_causal", True) else "bidirectional"
+        raise _refusal(plan, module, f"has a mask that is {kind}: DCP trains causal models, use sdpa")
     return mask.window
 
 

@@ -11,7 +11,9 @@ from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
 from hf_dcp.data.rows import IGNORE
-from hf_dcp.integrations.models import attention_layers, base_model, check_model
+from hf_dcp.integrations.models import base_model, check_attention
+from hf_dcp.integrations.rope import GroupPositions
+from hf_dcp.integrations.router import RouterLoss, router_coefficient
 from hf_dcp.integrations.trl_model import watch_log_probs
 from hf_dcp.lookahead.batch_plan import BatchPlan
 from hf_dcp.lookahead.session import Session
@@ -26,12 +28,16 @@ def attach(model: nn.Module, session: Session) -> None:
     Raises:
         ValueError: if DCP can't run the model.
     """
-    session.bind(check_model(model, autocast_dtype()))
+    found = check_attention(model, autocast_dtype())
     base = base_model(model)
+    coefficient = router_coefficient(base)
+    session.bind(found.shape)
     if base in _bound:
         _bound[base].session = session
         return
-    binding = _bound[base] = Binding(session, len(attention_layers(base)))
+    binding = _bound[base] = Binding(session, base, found.calls)
+    if coefficient:
+        binding.router = RouterLoss(coefficient, base.config.get_text_config().num_experts_per_tok)
     base.register_forward_pre_hook(binding.before, with_kwargs=True)
     base.register_forward_hook(binding.after, with_kwargs=True)
     watch_log_probs(base)
@@ -48,55 +54,72 @@ class Binding:
     """The hooks of one model.
 
     Args:
-        layers: attention layers, which must all call DCP.
+        model: which is bound.
+        calls: calls of attention in a forward, which must all come to DCP.
     """
 
-    def __init__(self, session: Session, layers: int) -> None:
+    def __init__(self, session: Session, model: nn.Module, calls: int) -> None:
         self.session = session
-        self.layers = layers
+        self.calls = calls
+        self.positions = GroupPositions(model)
+        self.router: RouterLoss | None = None
         self._checked = False
         self._calls_before = 0
 
     def before(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         plan = kwargs.get("dcp_plan")
+        self.positions.plan = plan if isinstance(plan, DcpPlan) else None
         if isinstance(plan, BatchPlan):
             self.session.see(plan)
         if isinstance(plan, DcpPlan):
             self._calls_before = plan.stats.calls["forward"]
 
     def after(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
-        """After the first call, count layers; in evaluation, make the loss that of the whole batch."""
+        """After the first call, count calls of attention; then correct what is not a sum over a rank's tokens."""
+        self.positions.plan = None
         plan = kwargs.get("dcp_plan")
         if not isinstance(plan, DcpPlan):
             return output
         if not self._checked:
             self._check_calls(module, plan.stats.calls["forward"] - self._calls_before)
-        if not module.training and isinstance(getattr(output, "loss", None), Tensor):
-            output.loss = self._group_loss(output.loss.detach(), plan, kwargs)
+        if not isinstance(getattr(output, "loss", None), Tensor):
+            return output
+        loss, router = output.loss, None
+        if self.router is not None and getattr(output, "router_logits", None):
+            loss, router = loss - self.router.local(output), self.router.share(output, plan)
+        if module.training:
+            output.loss = loss if router is None else loss + router
+        else:
+            output.loss = self._group_loss(loss.detach(), router, plan, kwargs)
         return output
 
     def _check_calls(self, module: nn.Module, calls: int) -> None:
-        if calls != self.layers:
+        if calls != self.calls:
             raise RuntimeError(
-                f"{type(module).__name__} has {self.layers} attention layers, but DCP was called {calls} times in a "
-                f"forward: "
-                "its attention does not go through the attention interface, so DCP can't run it"
+                f"{type(module).__name__} should call attention {self.calls} times in a forward, but DCP was called "
+                f"{calls} times: its attention does not go through the attention interface, so DCP can't run it"
             )
         self._checked = True
 
-    def _group_loss(self, loss: Tensor, plan: DcpPlan, kwargs: dict[str, Any]) -> Tensor:
+    def _group_loss(self, loss: Tensor, router: Tensor | None, plan: DcpPlan, kwargs: dict[str, Any]) -> Tensor:
         """Mean loss over the group's batch, divided by what the caller multiplies it with."""
         labels = kwargs.get("shift_labels")
         if labels is None:
             return loss
-        count = (labels != IGNORE).sum()
         items = kwargs.get("num_items_in_batch")
+        count = (labels != IGNORE).sum()
         # Without labels the local mean is 0 / 0: this rank adds nothing.
         total = torch.where(count > 0, loss * (count if items is None else items), 0.0)
-        sums = torch.stack([total.double(), count.double()])
-        if plan.rank_plan.world_size > 1:
-            communicator = find_communicator(plan.communicator, plan.rank_plan.world_size)
-            sums = sums.to(communicator.device)
-            dist.all_reduce(sums, group=communicator.forward_group)
         scale = self.session.loss_scale if items is not None else 1
-        return (sums[0] / sums[1] / scale).to(loss)
+        return group_mean(total, count, plan, router).to(loss) / scale
+
+
+def group_mean(total: Tensor, count: Tensor, plan: DcpPlan, further: Tensor | None = None) -> Tensor:
+    """Sum of ``total`` over the group / sum of ``count``, plus the sum of ``further``: fp64. Collective."""
+    further = torch.zeros(()) if further is None else further.detach()
+    sums = torch.stack([x.double().to(total.device) for x in (total, count, further)])
+    if plan.rank_plan.world_size > 1:
+        communicator = find_communicator(plan.communicator, plan.rank_plan.world_size)
+        sums = sums.to(communicator.device)
+        dist.all_reduce(sums, group=communicator.forward_group)
+    return sums[0] / sums[1] + sums[2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,12 +13,25 @@ from transformers import PreTrainedModel
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 
 from hf_dcp.integrations.attention import NAME
+from hf_dcp.integrations.probe import Probe, ProbeFailure, probe
 from hf_dcp.planning.batch import ModelShape
 
 DTYPE_NAMES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout", "attention_dropout_prob")
 LAYER_TYPES = ("full_attention", "sliding_attention", "attention")
-ROPE_OF_LENGTH = ("dynamic", "longrope")
+
+
+@dataclass(frozen=True)
+class ModelAttention:
+    """The attention of a model.
+
+    Args:
+        shape: what a plan must know.
+        calls: calls of attention in one forward.
+    """
+
+    shape: ModelShape
+    calls: int
 
 
 def check_model(model: nn.Module, dtype: torch.dtype | None = None) -> ModelShape:
@@ -32,11 +46,17 @@ def check_model(model: nn.Module, dtype: torch.dtype | None = None) -> ModelShap
         ValueError: for a model that doesn't call the attention function, would call it with something that DCP can't
             honour, or computes something else over the tokens of a sequence.
     """
+    return check_attention(model, dtype).shape
+
+
+def check_attention(model: nn.Module, dtype: torch.dtype | None = None) -> ModelAttention:
+    """As `check_model`, with the number of calls of attention in a forward."""
     base = base_model(model)
     _refuse_by_class(base)
     _refuse_by_config(base)
-    layers = attention_layers(base)
-    return _shape(base, layers, dtype)
+    _refuse_positions(base)
+    _refuse_dropout_of_layers(base)
+    return _attention_of(base, dtype)
 
 
 def base_model(model: nn.Module) -> PreTrainedModel:
@@ -66,6 +86,8 @@ def _refuse_by_class(model: PreTrainedModel) -> None:
             f'{name} has attn_implementation="{model.config._attn_implementation}": load it with '
             f'attn_implementation="{NAME}", or call model.set_attn_implementation("{NAME}")'
         )
+    if getattr(model, "_is_stateful", False):
+        raise ValueError(f"{name} carries a state from token to token, which DCP can't cut: use a model with attention")
     if getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(f"{name} is an encoder-decoder, which DCP can't run: use a decoder-only model")
     if "For" in name and LOSS_MAPPING.get(model.loss_type or "ForCausalLM") is not ForCausalLMLoss:
@@ -80,41 +102,27 @@ def _refuse_by_config(model: PreTrainedModel) -> None:
         value = getattr(config, field, None)
         if isinstance(value, (int, float)) and value > 0:
             raise ValueError(f"{name} has {field}={value}, which DCP can't honour: set {field}=0 in its config")
-    for kind in _rope_types(getattr(config, "rope_parameters", None)):
-        if kind in ROPE_OF_LENGTH:
-            raise ValueError(
-                f"{name} has rope_type={kind!r}, which depends on the longest position that a rank sees, and a rank "
-                f"sees "
-                "a part: use a model with another rope_type, such as default, linear, llama3 or yarn"
-            )
     for kind in getattr(config, "layer_types", None) or ():
         if kind not in LAYER_TYPES:
             raise ValueError(
                 f"{name} has layers of type {kind}, which DCP can't run: use a model with {LAYER_TYPES[:2]}"
             )
-    if getattr(config, "output_router_logits", False) and getattr(config, "router_aux_loss_coef", 0):
-        raise ValueError(
-            f"{name} adds a router loss, which is not linear in the tokens of a rank: set output_router_logits=False"
-        )
 
 
-def _rope_types(parameters: Any) -> list[str]:
-    """The RoPE types of a config, which has parameters for all layers or for each layer type."""
-    if not isinstance(parameters, dict):
-        return []
-    if "rope_type" in parameters:
-        return [parameters["rope_type"]]
-    return [kind for value in parameters.values() for kind in _rope_types(value)]
+def _refuse_positions(model: PreTrainedModel) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and "position" in name and module.padding_idx is not None:
+            raise ValueError(
+                f"{type(model).__name__} counts positions from its padding token's id ({name}.padding_idx="
+                f"{module.padding_idx}), and DCP from 0: use a model with positions from 0"
+            )
 
 
-def attention_layers(model: nn.Module) -> list[nn.Module]:
-    """The attention modules of a model, in order. Raises ValueError if there is none."""
-    layers = [m for m in model.modules() if "Attention" in type(m).__name__ and hasattr(m, "layer_idx")]
-    inner = {id(child) for m in layers for child in m.modules() if child is not m}
-    layers = [m for m in layers if id(m) not in inner]
-    if not layers:
-        raise ValueError(f"no attention layers were found in {type(model).__name__}, so DCP can't run it")
-    for layer in layers:
+def _refuse_dropout_of_layers(model: PreTrainedModel) -> None:
+    """Dropout that is no field of the configuration."""
+    for layer in model.modules():
+        if "Attention" not in type(layer).__name__:
+            continue
         for field in (*DROPOUTS, "dropout_p"):
             value = getattr(layer, field, None)
             value = value.p if isinstance(value, nn.Dropout) else value
@@ -123,36 +131,47 @@ def attention_layers(model: nn.Module) -> list[nn.Module]:
                     f"{type(layer).__name__} has {field}={value}, which DCP can't honour: set the model's attention "
                     "dropout to 0"
                 )
-    return layers
 
 
-def _shape(model: PreTrainedModel, layers: list[nn.Module], dtype: torch.dtype | None) -> ModelShape:
-    config = model.config.get_text_config()
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_dims: set[Any] = {getattr(layer, "head_dim", None) or getattr(config, "head_dim", None) for layer in layers}
-    if len(head_dims) > 1:
-        raise ValueError(f"{type(model).__name__} has layers with head dims {sorted(head_dims)}: DCP needs one for all")
-    head_dim = head_dims.pop() or config.hidden_size // heads
-    dtype = dtype or model.dtype
+def _attention_of(model: PreTrainedModel, dtype: torch.dtype | None) -> ModelAttention:
+    name, dtype = type(model).__name__, dtype or model.dtype
     if dtype not in DTYPE_NAMES:
-        raise ValueError(f"{type(model).__name__} runs in {dtype}: use one of {', '.join(DTYPE_NAMES.values())}")
-    windows: Counter[int | None] = Counter(layer_window(layer, config) for layer in layers)
+        raise ValueError(f"{name} runs in {dtype}: use one of {', '.join(DTYPE_NAMES.values())}")
+    seen = _probe(model)
+    if seen.convolutions:
+        raise ValueError(f"{name} convolves over tokens, which DCP can't run: it exchanges rows in attention alone")
+    if not seen.calls:
+        raise ValueError(f"no call of attention was found in {name}, so DCP can't run it")
+    sizes = {(call.heads, call.kv_heads, call.head_dim) for call in seen.calls}
+    if len(sizes) > 1:
+        text = "; ".join(f"{heads} and {kv_heads} of {dim} numbers" for heads, kv_heads, dim in sorted(sizes))
+        raise ValueError(f"{name} has layers with different heads and KV heads ({text}): DCP needs the same in all")
+    heads, kv_heads, head_dim = sizes.pop()
+    parts = getattr(model, "_tp_size", None) or 1
+    if kv_heads % parts or heads % parts:
+        raise ValueError(
+            f"{name} has {heads} heads and {kv_heads} KV heads, which {parts} tensor parallel ranks can't divide: set "
+            "a tp_size that divides both"
+        )
+    windows: Counter[int | None] = Counter(call.window for call in seen.calls)
     # None first, then ascending: the same order on every rank and for every Python.
     ordered = sorted(windows.items(), key=lambda item: (item[0] is not None, item[0] or 0))
-    return ModelShape(heads, kv_heads, head_dim, DTYPE_NAMES[dtype], tuple(ordered))
+    shape = ModelShape(heads // parts, kv_heads // parts, head_dim, DTYPE_NAMES[dtype], tuple(ordered))
+    return ModelAttention(shape, len(seen.calls))
 
 
-def layer_window(layer: Any, config: Any) -> int | None:
-    """The sliding window of one attention layer, or None."""
-    kinds = getattr(config, "layer_types", None)
-    if kinds:
-        return config.sliding_window if kinds[layer.layer_idx] == "sliding_attention" else None
-    if getattr(layer, "is_sliding", True) is False:
-        return None
-    if hasattr(layer, "sliding_window"):
-        return layer.sliding_window
-    return getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+def _probe(model: PreTrainedModel) -> Probe:
+    key = (type(model), model.config.to_json_string(use_diff=False))
+    if key not in _SEEN:
+        try:
+            _SEEN[key] = probe(model)
+        except ProbeFailure as error:
+            raise ValueError(f"{error}, so DCP can't tell how it attends: use sdpa") from error
+    return _SEEN[key]
+
+
+_SEEN: dict[tuple[type, str], Probe] = {}
+"""Probes by class and configuration: they depend on nothing else."""
 
 
 def find_models() -> list[PreTrainedModel]:

@@ -75,10 +75,12 @@ def relative_error(got: dict[str, Tensor], want: dict[str, Tensor]) -> float:
     return max(float((got[n] - want[n]).abs().max()) for n in want) / max(float(w.abs().max()) for w in want.values())
 
 
-def gradients(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of all gradients; every parameter must have one."""
+def gradients(model: nn.Module, unused: bool = False) -> dict[str, Tensor]:
+    """Copies of all gradients; every parameter must have one, unless some are ``unused``."""
     found = {}
     for name, parameter in model.named_parameters():
+        if unused and parameter.grad is None:
+            continue
         assert parameter.grad is not None, f"{name} has no gradient"
         found[name] = parameter.grad.detach().clone()
     return found
