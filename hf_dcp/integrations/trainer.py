@@ -11,11 +11,12 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from hf_dcp.data.collator import DcpCollator
 from hf_dcp.integrations.accelerate import DcpParallelismConfig
+from hf_dcp.integrations.evaluation import Evaluation, ShiftedLabelSmoother
 from hf_dcp.integrations.models import base_model
 from hf_dcp.integrations.preferences import PreferenceCollator
 from hf_dcp.integrations.statistics import start_line
 from hf_dcp.integrations.trainer_checks import calling_trainer, check_trainer, plugin_of
-from hf_dcp.integrations.trainer_fixes import fix_total_batch_size, gather_of_evaluation, time_batches
+from hf_dcp.integrations.trainer_fixes import fix_total_batch_size, time_batches
 from hf_dcp.integrations.trl import prepare_pairs
 from hf_dcp.lookahead.batch_plan import BatchPlan
 from hf_dcp.lookahead.session import Session
@@ -70,16 +71,17 @@ class DcpStatsCallback(TrainerCallback):
             plugin.attach(model)
         if trainer.args.average_tokens_across_devices:
             session.loss_scale = session.require_group().loss_ranks
-        gather = gather_of_evaluation(trainer, session)
+        evaluation = Evaluation(trainer, session)
+        if trainer.label_smoother is not None:
+            trainer.label_smoother = ShiftedLabelSmoother(trainer, evaluation)
 
         def before_forward(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
             plan = kwargs.get("dcp_plan")
             if not isinstance(plan, BatchPlan):
                 return
+            evaluation.start(plan)
             if module.training:
                 self._record(plan)
-            else:  # Trainer sets this back after each evaluation
-                trainer.gather_function = gather
 
         base_model(model).register_forward_pre_hook(before_forward, with_kwargs=True)
         fix_total_batch_size(trainer, session)

@@ -34,22 +34,20 @@ def plugin_of(args: TrainingArguments) -> DcpParallelismConfig:
     return plugin
 
 
-def check_arguments(args: TrainingArguments, batched: bool) -> None:
+def check_arguments(args: TrainingArguments, train: Any = None, evaluation: Any = None) -> None:
     """Raise ValueError for training arguments that DCP can't honour.
 
     Args:
-        batched: whether the training set is one of whole batches.
+        train, evaluation: data sets; an evaluation set may be a dict of several.
     """
     for name, refused, instead in _rules(args):
         if refused:
             raise ValueError(f"{name}={getattr(args, name)!r} can't be honoured by DCP: {instead}")
-    if not batched:
-        return
-    for name in ("per_device_train_batch_size", "per_device_eval_batch_size"):
-        if getattr(args, name) != 1:
+    for kind, dataset in (("train", train), ("eval", evaluation)):
+        name = f"per_device_{kind}_batch_size"
+        if any(isinstance(part, BatchedDataset) for part in _values(dataset)) and getattr(args, name) != 1:
             raise ValueError(
-                f"{name}={getattr(args, name)} with dcp.batched(...), whose items are whole batches: set {name}=1, "
-                f"and the "
+                f"{name}={getattr(args, name)} with dcp.batched(...), whose items are whole batches: set {name}=1, and the "
                 "size of a batch by tokens_per_batch"
             )
 
@@ -64,11 +62,6 @@ def _rules(args: TrainingArguments) -> list[tuple[str, bool, str]]:
             'set train_sampling_strategy="sequential"; dcp.batched(...) shuffles by seed and epoch itself',
         ),
         (
-            "label_smoothing_factor",
-            args.label_smoothing_factor != 0,
-            "Trainer would shift the labels of a rank's part; set label_smoothing_factor=0",
-        ),
-        (
             "average_tokens_across_devices",
             not args.average_tokens_across_devices,
             "the loss of a rank is its part of a common sum; leave it at True",
@@ -76,7 +69,7 @@ def _rules(args: TrainingArguments) -> list[tuple[str, bool, str]]:
         (
             "neftune_noise_alpha",
             args.neftune_noise_alpha is not None,
-            "its noise depends on how many tokens a rank has; leave it out",
+            "each rank would draw other noise, of a size that depends on how many tokens it has; leave it out",
         ),
         ("torch_compile", args.torch_compile, "it is not supported yet; leave it out"),
         ("use_liger_kernel", args.use_liger_kernel, "its loss was not tested with cut sequences; leave it out"),
@@ -86,7 +79,7 @@ def _rules(args: TrainingArguments) -> list[tuple[str, bool, str]]:
         (
             "accelerator_config",
             bool(accelerator.split_batches or accelerator.dispatch_batches),
-            "leave split_batches and dispatch_batches out; every rank reads its own batches",
+            "leave split_batches and dispatch_batches out; every rank cuts its own part out of its group's batch",
         ),
     ]
 
@@ -103,19 +96,23 @@ def check_trainer(trainer: Trainer) -> None:
     if trainer.data_collator.session is not plugin_of(args).session:
         raise ValueError("data_collator and parallelism_config are of different DcpParallelismConfig objects: use one")
     check_trl(trainer)
-    datasets = [trainer.train_dataset, *_values(trainer.eval_dataset)]
-    check_arguments(args, any(isinstance(dataset, BatchedDataset) for dataset in datasets))
+    check_arguments(args, trainer.train_dataset, trainer.eval_dataset)
     _check_functions(trainer)
     _check_lengths(trainer)
 
 
 def _check_functions(trainer: Trainer) -> None:
-    for name in ("compute_metrics", "preprocess_logits_for_metrics"):
-        if getattr(trainer, name) is not None:
-            raise ValueError(
-                f"{name} would get the logits of each rank's part of a batch, in no order of the data set: leave it "
-                "out (eval_loss is exact), or evaluate in a Trainer without DCP"
-            )
+    batched = any(isinstance(dataset, BatchedDataset) for dataset in _values(trainer.eval_dataset))
+    if trainer.compute_metrics is not None and batched:
+        raise ValueError(
+            "compute_metrics would get the predictions of whole batches, in no order of the data set: give the rows "
+            "themselves as eval_dataset, not dcp.batched(...), or leave it out (eval_loss is exact)"
+        )
+    args = trainer.args
+    if args.batch_eval_metrics and "inputs" in args.include_for_metrics:
+        raise ValueError(
+            "batch_eval_metrics would get the inputs of a rank's part: leave them out of include_for_metrics"
+        )
     if trainer.compute_loss_func is not None:
         raise ValueError("compute_loss_func would get a rank's part of a batch with unshifted labels: leave it out")
     if not trainer.model_accepts_loss_kwargs:

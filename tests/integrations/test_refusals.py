@@ -18,6 +18,7 @@ from tests.integrations.test_trainer import build, fresh
 from tests.multiprocess import run_ranks
 
 DATA = rows([10, 12])
+BATCHED = hf_dcp.DcpParallelismConfig().batched(DATA, tokens_per_batch=40)
 
 
 def _message(function: Any, *args: Any, **kwargs: Any) -> str:
@@ -30,15 +31,28 @@ def _message(function: Any, *args: Any, **kwargs: Any) -> str:
 
 TRAINER = {
     "train_sampling_strategy": ({"train_sampling_strategy": "random"}, "train_sampling_strategy='random' can't be"),
-    "label_smoothing": ({"label_smoothing_factor": 0.1}, "label_smoothing_factor=0.1 can't be honoured"),
     "group_by_length": ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy='group_by_length'"),
     "average_tokens": ({"average_tokens_across_devices": False}, "average_tokens_across_devices=False"),
     "neftune": ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha=5.0"),
     "torch_compile": ({"torch_compile": True}, "torch_compile=True"),
     "train batch": ({"per_device_train_batch_size": 2}, "per_device_train_batch_size=2 with dcp.batched"),
-    "eval batch": ({"per_device_eval_batch_size": 4}, "per_device_eval_batch_size=4 with dcp.batched"),
+    "eval batch": (
+        {"per_device_eval_batch_size": 4, "evaluation": BATCHED},
+        "per_device_eval_batch_size=4 with dcp.batched",
+    ),
     "split_batches": ({"accelerator_config": {"split_batches": True}}, "leave split_batches and dispatch_batches out"),
-    "compute_metrics": ({"trainer_arguments": {"compute_metrics": len}}, "compute_metrics would get the logits"),
+    "dispatch_batches": (
+        {"accelerator_config": {"dispatch_batches": True}},
+        "leave split_batches and dispatch_batches",
+    ),
+    "compute_metrics": (
+        {"evaluation": BATCHED, "trainer_arguments": {"compute_metrics": len}},
+        "compute_metrics would get the predictions of whole batches",
+    ),
+    "inputs of batches for metrics": (
+        {"batch_eval_metrics": True, "include_for_metrics": ["inputs"], "trainer_arguments": {"compute_metrics": len}},
+        "batch_eval_metrics would get the inputs of a rank's part",
+    ),
     "loss": ({"trainer_arguments": {"compute_loss_func": len}}, "compute_loss_func would get"),
 }
 
@@ -71,10 +85,18 @@ def test_a_trainer_without_the_callback_or_the_collator_is_refused() -> None:
         build(1, trainer_arguments={"data_collator": None})
 
 
-def test_predictions_are_refused() -> None:
+def test_predictions_of_whole_batches_are_refused() -> None:
     fresh()
     trainer = build(1, data=DATA, max_steps=1)
-    with pytest.raises(ValueError, match="predictions of DCP batches"):
+    with pytest.raises(ValueError, match="predictions of whole batches have no order of the data set"):
+        trainer.predict(BATCHED)
+
+
+def test_predictions_that_are_not_per_token_are_refused() -> None:
+    fresh()
+    arguments = {"preprocess_logits_for_metrics": lambda logits, labels: logits[:, 1:]}
+    trainer = build(1, data=DATA, max_steps=1, trainer_arguments=arguments)
+    with pytest.raises(ValueError, match="predictions must have one value, or one vector, for each token"):
         trainer.predict(DATA)
 
 
