@@ -85,7 +85,8 @@ class SimulatedRanks:
         """Forward and backward of the whole batch.
 
         Returns:
-            out, dq, dk, dv [N, heads, D] of the batch in fp64 on the CPU, and dsinks [heads] if there are sinks.
+            out, dq, dk, dv [N, heads, D] and lse [N, heads] of the batch in fp64 on the CPU, and dsinks [heads] if there
+            are sinks.
         """
         mine = [[self._rows(x, tokens) for x in (inputs.q, inputs.k, inputs.v)] for tokens in self.tokens]
         sinks = None if inputs.sinks is None else inputs.sinks.to(self.device)
@@ -100,6 +101,7 @@ class SimulatedRanks:
         self._take_turns(backward)
         gradients = [run.results() for run in backward]
         results = {"out": self._joined(inputs.q, [r.out.transpose(1, 2) for r in forward])}
+        results["lse"] = self._joined(inputs.q[..., 0], [r.lse.transpose(0, 1)[None] for r in forward])
         for i, (name, like) in enumerate((("dq", inputs.q), ("dk", inputs.k), ("dv", inputs.v))):
             results[name] = self._joined(like, [g[i] for g in gradients])  # type: ignore[misc]
         if sinks is not None:

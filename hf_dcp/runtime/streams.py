@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_dcp.runtime.exchange import Exchanges, ExchangeError, _Pending
+from hf_dcp.runtime.exchange import ExchangeError, Exchanges, _Pending
 from hf_dcp.runtime.kernels.tables import BlockTables, key_of
 from hf_dcp.runtime.messages import HEADER_BYTES, PreparedMessage
 from hf_dcp.runtime.rows import Rows

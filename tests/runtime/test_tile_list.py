@@ -53,19 +53,19 @@ def pairs_of_tiles(tiles: TileList, like: np.ndarray, by: str) -> np.ndarray:
     blocks, entries = (tiles.q_blocks, tiles.q_entries) if by == "q" else (tiles.kv_blocks, tiles.kv_entries)
     for place, count, group, begin, masked, end in blocks:
         for e in range(begin, end):
-            other, other_count, first, last = entries[e]
+            other, other_count, number = entries[e]
             q, rows, kv, columns = (
                 (place, count, other, other_count) if by == "q" else (other, other_count, place, count)
             )
             if e < masked:
-                assert (rows, columns, first, last) == (tiles.tokens, tiles.columns, 0, 0)
+                assert (rows, columns, number) == (tiles.tokens, tiles.columns, -1)
                 pairs[group, q : q + rows, kv : kv + columns] += 1
-            assert e < masked or first < last
-            for table in tiles.ranges[first:last]:
-                assert not table[rows:].any(), "rows behind the block attend to nothing"
-                for row, (lo, hi) in enumerate(table[:rows]):
-                    assert 0 <= lo <= hi <= columns
-                    pairs[group, q + row, kv + lo : kv + hi] += 1
+                continue
+            table = tiles.ranges[number]
+            assert table.any() and not table[rows:].any(), "rows behind the block attend to nothing"
+            for row, (lo, hi) in enumerate(table[:rows]):
+                assert 0 <= lo <= hi <= columns
+                pairs[group, q + row, kv + lo : kv + hi] += 1
     return pairs
 
 
@@ -99,5 +99,5 @@ def test_wide_blocks_are_mostly_full():
     part = plan.window(None)
     tiles = build_tile_list(plan, part, np.arange(len(part.items)), 64, 64)
     groups = plan.head_groups
-    assert tiles.tiles == groups * 32 * 33 // 2 and tiles.tiles - tiles.full == groups * 32
+    assert tiles.entries == groups * 32 * 33 // 2 and tiles.entries - tiles.full == groups * 32
     assert len(tiles.ranges) == groups * 32

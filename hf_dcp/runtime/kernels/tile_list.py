@@ -3,8 +3,9 @@
 The attended pairs of a division, cut to a grid: the Q rows of a head group into **Q blocks** of ``tokens`` places, the KV
 rows into **KV blocks** of ``columns`` places (places: see `hf_dcp.runtime.calls`; a block never leaves a run of
 places). A **tile** is a pair of blocks with an attended element. It is *full* if both blocks have full size and every
-element is attended to; a kernel then needs no mask arithmetic. Otherwise it has **ranges**: for every row up to R
-half-open intervals of columns, which state any mask whatsoever.
+element is attended to; a kernel then needs no mask arithmetic. Otherwise it has **ranges**: one half-open interval of
+columns for every row. A tile whose rows attend to several intervals is listed several times, each time with a range of its
+own: disjoint parts of a row merge like any others. So ranges state any mask whatsoever, and a kernel compares only twice.
 
 The same tiles are listed twice: by Q block (forward, dQ) and by KV block (dK and dV). So every row of an accumulator
 belongs to one program of a kernel, which needs no atomics and gives the same bits every time.
@@ -20,12 +21,11 @@ from hf_dcp.planning.plan import RankPlan, WindowPlan, expand_runs
 from hf_dcp.runtime.calls import pieces_by_group
 from hf_dcp.runtime.intervals import merge
 from hf_dcp.runtime.pieces import C0, C1, HI, HS, LO, LS, R0, R1
-from hf_dcp.runtime.pieces import C0, C1, HI, HS, LO, LS, R0, R1
 
 BLOCK_FIELDS = 6
 """Of a block: first place, places, head group, first entry, first masked entry, end of its entries."""
-ENTRY_FIELDS = 4
-"""Of an entry: first place and places of the block on the other side, first range and end of the ranges."""
+ENTRY_FIELDS = 3
+"""Of an entry: first place and places of the block on the other side, and the range, -1 for a full tile."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,16 @@ class TileList:
     q_blocks: np.ndarray
     """int32[Q blocks, 6], the heaviest first."""
     q_entries: np.ndarray
-    """int32[tiles, 4]: the full tiles of a block before its masked ones, in the order of columns."""
+    """int32[entries, 3]: the full tiles of a block before its masked ones, in the order of columns."""
     kv_blocks: np.ndarray
     """int32[KV blocks, 6]"""
     kv_entries: np.ndarray
-    """int32[tiles, 4]"""
+    """int32[entries, 3]"""
     ranges: np.ndarray
     """int32[ranges, tokens, 2]: (lo, hi) of every row of a Q block, counted from the first column of the KV block."""
 
     @property
-    def tiles(self) -> int:
+    def entries(self) -> int:
         return len(self.q_entries)
 
     @property
@@ -175,11 +175,13 @@ def _csr(tiles: np.ndarray, own: np.ndarray, other: np.ndarray, side: int) -> tu
     """Blocks of one side with their entries: full tiles first, the heaviest block first."""
     masked = tiles[:, 2] < tiles[:, 3]
     order = np.lexsort((tiles[:, 1 - side], masked, tiles[:, side]))
-    tiles, masked = tiles[order], masked[order]
+    each = np.maximum(tiles[order, 3] - tiles[order, 2], 1)
+    tiles, masked = np.repeat(tiles[order], each, axis=0), np.repeat(masked[order], each)
+    ranges = np.where(masked, tiles[:, 2] + expand_runs(np.zeros(len(each)), each), -1)
     count = np.bincount(tiles[:, side], minlength=len(own))
     full = np.bincount(tiles[~masked, side], minlength=len(own))
     begin = np.cumsum(count) - count
     blocks = np.column_stack([own, begin, begin + full, begin + count])
-    entries = np.column_stack([other[tiles[:, 1 - side], :2], tiles[:, 2:]])
+    entries = np.column_stack([other[tiles[:, 1 - side], :2], ranges])
     heavy = np.argsort(-count, kind="stable")
     return blocks[heavy[count[heavy] > 0]].astype(np.int32), entries.astype(np.int32)

@@ -100,7 +100,9 @@ class TritonKernel:
     def _per_kv_head(self) -> int:
         return self.heads // self.kv_heads
 
-    def forward(self, tiles: DeviceTiles, config: Config, q: Source, k: Source, v: Source, out: Rows, lse: Rows) -> None:
+    def forward(
+        self, tiles: DeviceTiles, config: Config, q: Source, k: Source, v: Source, out: Rows, lse: Rows
+    ) -> None:
         """Attention over the tiles, merged into (out, lse); both fp32."""
         from hf_dcp.runtime.kernels.triton_forward import forward
 
@@ -161,7 +163,7 @@ class TritonKernel:
             self.scale, self.softcap or 0.0,
             PACK=config.pack, T=config.tokens, BM=config.rows, BN=config.columns, D1=first, D2=second,
             UNIT=unit(dtype), CAPPED=self.softcap is not None, EXACT=self.exact,
-            num_warps=config.warps, num_stages=config.stages,
+            num_warps=config.warps, num_stages=config.stages, enable_fp_fusion=True,
         )  # fmt: skip
 
     def merge(self, part: Tensor, part_lse: Tensor, rows: Tensor, out: Rows, lse: Rows) -> None:

@@ -20,10 +20,10 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def offsets_of(table, places, inside, num_local, local_row, local_shift, remote_shift, UNIT: tl.constexpr):
-    """Element offset of each place's row: int64[N]; all places are local, or all are remote."""
+    """Element offset of each place's row: int32[N]; all places are local, or all are remote."""
     remote = places > num_local
-    received = tl.load(table + (places - num_local - 1), mask=remote & inside, other=0).to(tl.int64)
-    offsets = tl.where(remote, received * UNIT + remote_shift, places.to(tl.int64) * local_row + local_shift)
+    received = tl.load(table + (places - num_local - 1), mask=remote & inside, other=0)
+    offsets = tl.where(remote, received * UNIT + remote_shift, places * local_row + local_shift)
     return tl.multiple_of(offsets, UNIT)
 
 
@@ -54,13 +54,10 @@ def capped(scores, softcap):
 
 
 @triton.jit
-def allowed_by(ranges, first, end, token, column, T: tl.constexpr, inside, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Which elements of a tile its ranges name; token [ROWS, 1] or [1, ROWS], column the other way."""
-    allowed = tl.zeros((ROWS, COLUMNS), tl.int1)
-    for r in range(first, end):
-        at = ranges + (r * T + token) * 2
-        allowed |= (column >= tl.load(at, mask=inside, other=0)) & (column < tl.load(at + 1, mask=inside, other=0))
-    return allowed
+def bounds_of(ranges, entry, token, valid, T: tl.constexpr):
+    """First column, and end, of what each row attends to in a masked tile."""
+    at = ranges + (tl.load(entry + 2) * T + token) * 2
+    return tl.load(at, mask=valid, other=0), tl.load(at + 1, mask=valid, other=0)
 
 
 @triton.jit

@@ -8,8 +8,8 @@ import triton.language as tl
 from hf_dcp.runtime.kernels.triton_common import (
     LOG2E,
     add_to,
-    allowed_by,
     base_of,
+    bounds_of,
     capped,
     dot,
     load_rows,
@@ -35,13 +35,13 @@ def dkv_tile(
     row = tl.arange(0, BM)
     token, head = row // PACK, kv_head * h + pack * PACK + row % PACK
     valid = token < tl.load(entry + 1) if MASKED else token < T
-    all_head = (group * heads + head).to(tl.int64)
+    all_head = group * heads + head
     q_at = offsets_of(q_table, place + token, valid, num_local, q_row, all_head * q_head, head * D, UNIT)
     g_at = offsets_of(g_table, place + token, valid, num_local, g_row, all_head * g_head, head * D, UNIT)
     q_base = base_of(q_local, q_remote, place, num_local)
     g_base = base_of(g_local, g_remote, place, num_local)
-    there = (place + token - num_local - 1).to(tl.int64) * heads + head
-    here = (place + token).to(tl.int64)
+    there = (place + token - num_local - 1) * heads + head
+    here = place + token
     lse_at = pointers(lse_local, lse_remote, place, num_local, there, all_head * lse_head + here * lse_row)
     delta_at = pointers(delta_local, delta_remote, place, num_local, there, all_head * delta_head + here * delta_row)
     lse = tl.load(lse_at, mask=valid, other=float("inf")) * LOG2E
@@ -62,11 +62,9 @@ def dkv_tile(
         s, tanh = capped(s, softcap)
     p = tl.exp2(s * LOG2E - lse[None, :])
     if MASKED:
-        allowed = allowed_by(
-            ranges, tl.load(entry + 2), tl.load(entry + 3), token[None, :], tl.arange(0, BN)[:, None], T,
-            valid[None, :], BN, BM,
-        )  # fmt: skip
-        p = tl.where(allowed, p, 0.0)
+        first, end = bounds_of(ranges, entry, token, valid, T)
+        column = tl.arange(0, BN)[:, None]
+        p = tl.where((column >= first[None, :]) & (column < end[None, :]), p, 0.0)
     ds = p * (dp - delta[None, :])
     if CAPPED:
         ds *= 1 - tanh * tanh
@@ -100,7 +98,7 @@ def dkv(
     place, count, group = tl.load(block), tl.load(block + 1), tl.load(block + 2)
     column = tl.arange(0, BN)
     inside = column < count
-    all_kv = (group * kv_heads + kv_head).to(tl.int64)
+    all_kv = group * kv_heads + kv_head
     k_at = offsets_of(k_table, place + column, inside, num_local, k_row, all_kv * k_head, kv_head * D, UNIT)
     v_at = offsets_of(v_table, place + column, inside, num_local, v_row, all_kv * v_head, kv_head * D, UNIT)
     k_base = base_of(k_local, k_remote, place, num_local)
@@ -114,20 +112,20 @@ def dkv(
     begin, masked, end = tl.load(block + 3), tl.load(block + 4), tl.load(block + 5)
     for i in range(begin * packs, masked * packs):
         dk1, dk2, dv1, dv2 = dkv_tile(
-            entries + i // packs * 4, i % packs, dk1, dk2, dv1, dv2, k1, k2, v1, v2, q_local, q_remote, q_table,
+            entries + i // packs * 3, i % packs, dk1, dk2, dv1, dv2, k1, k2, v1, v2, q_local, q_remote, q_table,
             g_local, g_remote, g_table, lse_local, lse_remote, delta_local, delta_remote, ranges, num_local,
             kv_heads, h, group, kv_head, q_head, q_row, g_head, g_row, lse_head, lse_row, delta_head, delta_row, scale, softcap,
             PACK, T, BM, BN, D1, D2, UNIT, CAPPED, EXACT, False,
         )  # fmt: skip
     for i in range(masked * packs, end * packs):
         dk1, dk2, dv1, dv2 = dkv_tile(
-            entries + i // packs * 4, i % packs, dk1, dk2, dv1, dv2, k1, k2, v1, v2, q_local, q_remote, q_table,
+            entries + i // packs * 3, i % packs, dk1, dk2, dv1, dv2, k1, k2, v1, v2, q_local, q_remote, q_table,
             g_local, g_remote, g_table, lse_local, lse_remote, delta_local, delta_remote, ranges, num_local,
             kv_heads, h, group, kv_head, q_head, q_row, g_head, g_row, lse_head, lse_row, delta_head, delta_row, scale, softcap,
             PACK, T, BM, BN, D1, D2, UNIT, CAPPED, EXACT, True,
         )  # fmt: skip
-    there = ((place + column - num_local - 1).to(tl.int64) * kv_heads + kv_head) * D
-    here = (place + column).to(tl.int64)
+    there = ((place + column - num_local - 1) * kv_heads + kv_head) * D
+    here = place + column
     dk_at = pointers(dk_local, dk_remote, place, num_local, there, all_kv * dk_head + here * dk_row)
     dv_at = pointers(dv_local, dv_remote, place, num_local, there, all_kv * dv_head + here * dv_row)
     add_to(dk_at, dk1 * scale, inside, 0, D1)

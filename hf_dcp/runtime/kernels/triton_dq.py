@@ -8,8 +8,8 @@ import triton.language as tl
 from hf_dcp.runtime.kernels.triton_common import (
     LOG2E,
     add_to,
-    allowed_by,
     base_of,
+    bounds_of,
     capped,
     dot,
     load_rows,
@@ -47,10 +47,8 @@ def dq_tile(
         s, tanh = capped(s, softcap)
     p = tl.exp2(s * LOG2E - lse[:, None])
     if MASKED:
-        allowed = allowed_by(
-            ranges, tl.load(entry + 2), tl.load(entry + 3), token[:, None], column[None, :], T, valid[:, None], BM, BN
-        )
-        p = tl.where(allowed, p, 0.0)
+        first, end = bounds_of(ranges, entry, token, valid, T)
+        p = tl.where((column[None, :] >= first[:, None]) & (column[None, :] < end[:, None]), p, 0.0)
     ds = p * (dp - delta[:, None])
     if CAPPED:
         ds *= 1 - tanh * tanh
@@ -79,7 +77,7 @@ def dq(
     token, head = row // PACK, kv_head * h + tl.program_id(1) % (h // PACK) * PACK + row % PACK
     valid = token < count
     heads = kv_heads * h
-    all_head = (group * heads + head).to(tl.int64)
+    all_head = group * heads + head
     q_at = offsets_of(q_table, place + token, valid, num_local, q_row, all_head * q_head, head * D, UNIT)
     g_at = offsets_of(g_table, place + token, valid, num_local, g_row, all_head * g_head, head * D, UNIT)
     q_base = base_of(q_local, q_remote, place, num_local)
@@ -87,25 +85,25 @@ def dq(
     q1, g1 = load_rows(q_base, q_at, valid, 0, D1, True), load_rows(g_base, g_at, valid, 0, D1, True)
     q2 = load_rows(q_base, q_at, valid, D1, D2, True) if D2 > 0 else q1
     g2 = load_rows(g_base, g_at, valid, D1, D2, True) if D2 > 0 else g1
-    there = (place + token - num_local - 1).to(tl.int64) * heads + head
-    here = (place + token).to(tl.int64)
+    there = (place + token - num_local - 1) * heads + head
+    here = place + token
     lse_at = pointers(lse_local, lse_remote, place, num_local, there, all_head * lse_head + here * lse_row)
     delta_at = pointers(delta_local, delta_remote, place, num_local, there, all_head * delta_head + here * delta_row)
     lse = tl.load(lse_at, mask=valid, other=float("inf")) * LOG2E
     delta = tl.load(delta_at, mask=valid, other=0.0)
-    all_kv = (group * kv_heads + kv_head).to(tl.int64)
+    all_kv = group * kv_heads + kv_head
     dq1 = tl.zeros((BM, D1), tl.float32)
     dq2 = tl.zeros((BM, D2 if D2 > 0 else 16), tl.float32)
     begin, masked, end = tl.load(block + 3), tl.load(block + 4), tl.load(block + 5)
     for e in range(begin, masked):
         dq1, dq2 = dq_tile(
-            entries + e * 4, dq1, dq2, q1, q2, g1, g2, lse, delta, k_local, k_remote, k_table, v_local, v_remote,
+            entries + e * 3, dq1, dq2, q1, q2, g1, g2, lse, delta, k_local, k_remote, k_table, v_local, v_remote,
             v_table, ranges, token, valid, num_local, k_row, v_row, all_kv * k_head, all_kv * v_head, kv_head * D,
             scale, softcap, T, BM, BN, D1, D2, UNIT, CAPPED, EXACT, False,
         )  # fmt: skip
     for e in range(masked, end):
         dq1, dq2 = dq_tile(
-            entries + e * 4, dq1, dq2, q1, q2, g1, g2, lse, delta, k_local, k_remote, k_table, v_local, v_remote,
+            entries + e * 3, dq1, dq2, q1, q2, g1, g2, lse, delta, k_local, k_remote, k_table, v_local, v_remote,
             v_table, ranges, token, valid, num_local, k_row, v_row, all_kv * k_head, all_kv * v_head, kv_head * D,
             scale, softcap, T, BM, BN, D1, D2, UNIT, CAPPED, EXACT, True,
         )  # fmt: skip

@@ -8,9 +8,9 @@ import triton.language as tl
 from hf_dcp.runtime.kernels.triton_common import (
     LN2,
     LOG2E,
-    allowed_by,
     base_of,
     blend,
+    bounds_of,
     capped,
     dot,
     load_rows,
@@ -42,10 +42,8 @@ def forward_tile(
         s = capped(s, softcap)[0]
     s *= LOG2E
     if MASKED:
-        allowed = allowed_by(
-            ranges, tl.load(entry + 2), tl.load(entry + 3), token[:, None], column[None, :], T, valid[:, None], BM, BN
-        )
-        s = tl.where(allowed, s, float("-inf"))
+        first, end = bounds_of(ranges, entry, token, valid, T)
+        s = tl.where((column[None, :] >= first[:, None]) & (column[None, :] < end[:, None]), s, float("-inf"))
     top = tl.maximum(m, tl.max(s, 1))
     safe = tl.where(top == float("-inf"), 0.0, top)
     p = tl.exp2(s - safe[:, None])
@@ -79,12 +77,12 @@ def forward(
     token, head = row // PACK, kv_head * h + tl.program_id(1) % (h // PACK) * PACK + row % PACK
     valid = token < count
     heads = kv_heads * h
-    all_head = (group * heads + head).to(tl.int64)
+    all_head = group * heads + head
     q_at = offsets_of(q_table, place + token, valid, num_local, q_row, all_head * q_head, head * D, UNIT)
     q_base = base_of(q_local, q_remote, place, num_local)
     q1 = load_rows(q_base, q_at, valid, 0, D1, True)
     q2 = load_rows(q_base, q_at, valid, D1, D2, True) if D2 > 0 else q1
-    all_kv = (group * kv_heads + kv_head).to(tl.int64)
+    all_kv = group * kv_heads + kv_head
     m = tl.full((BM,), float("-inf"), tl.float32)
     z = tl.zeros((BM,), tl.float32)
     acc1 = tl.zeros((BM, D1), tl.float32)
@@ -92,18 +90,18 @@ def forward(
     begin, masked, end = tl.load(block + 3), tl.load(block + 4), tl.load(block + 5)
     for e in range(begin, masked):
         m, z, acc1, acc2 = forward_tile(
-            entries + e * 4, m, z, acc1, acc2, q1, q2, k_local, k_remote, k_table, v_local, v_remote, v_table, ranges,
+            entries + e * 3, m, z, acc1, acc2, q1, q2, k_local, k_remote, k_table, v_local, v_remote, v_table, ranges,
             token, valid, num_local, k_row, v_row, all_kv * k_head, all_kv * v_head, kv_head * D, scale, softcap,
             T, BM, BN, D1, D2, UNIT, CAPPED, EXACT, False,
         )  # fmt: skip
     for e in range(masked, end):
         m, z, acc1, acc2 = forward_tile(
-            entries + e * 4, m, z, acc1, acc2, q1, q2, k_local, k_remote, k_table, v_local, v_remote, v_table, ranges,
+            entries + e * 3, m, z, acc1, acc2, q1, q2, k_local, k_remote, k_table, v_local, v_remote, v_table, ranges,
             token, valid, num_local, k_row, v_row, all_kv * k_head, all_kv * v_head, kv_head * D, scale, softcap,
             T, BM, BN, D1, D2, UNIT, CAPPED, EXACT, True,
         )  # fmt: skip
-    there = (place + token - num_local - 1).to(tl.int64) * heads + head
-    here = (place + token).to(tl.int64)
+    there = (place + token - num_local - 1) * heads + head
+    here = place + token
     lse_at = pointers(lse_local, lse_remote, place, num_local, there, all_head * lse_head + here * lse_row)
     out_at = pointers(out_local, out_remote, place, num_local, there * D, all_head * out_head + here * out_row)
     old = tl.load(lse_at, mask=valid, other=float("-inf")) * LOG2E

@@ -1,0 +1,42 @@
+"""The Triton kernels in Triton's interpreter (no GPU needed): exact, deterministic, empty rows as agreed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def results():
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.runtime.triton_cases"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def test_all_cases_are_exact(results):
+    assert len(results["cases"]) >= 20
+    wrong = [case for case in results["cases"] if not max(case["over"].values()) <= 1]
+    assert not wrong
+
+
+def test_rows_that_attend_to_nothing_have_lse_minus_infinity(results):
+    assert all(case["empty_right"] for case in results["cases"])
+    assert sum(case["empty"] for case in results["cases"]) > 20, "there are such rows"
+
+
+def test_results_are_the_same_to_the_bit(results):
+    assert all(case["same"] for case in results["cases"])
+
+
+def test_a_wrong_mask_is_found(results):
+    assert min(results["wrong"]["over"].values()) > 1

@@ -1,0 +1,93 @@
+"""A program: the Triton kernels, interpreted on the CPU, against dense attention in fp64. Prints JSON.
+
+It is started by `test_triton.py` with TRITON_INTERPRET=1, which has to be set before kernels are imported.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from hf_dcp.planning.planner import plan_batch
+from hf_dcp.runtime.cases import Case, Inputs, allowed_of, dense, error_of
+from hf_dcp.runtime.checks import _tolerance
+from hf_dcp.runtime.kernels import tile_list, tuning
+from hf_dcp.runtime.passes import Features
+from hf_dcp.runtime.selftest import MASKS
+from hf_dcp.runtime.simulated import SimulatedRanks
+from tests.runtime.placements import random_placement
+
+HEADS = ((4, 2), (2, 2), (6, 1))
+BASE = Case("causal", (53, 20), 16, 4, 2)
+CASES = [replace(BASE, mask=mask, heads=HEADS[n % 3][0], kv_heads=HEADS[n % 3][1]) for n, mask in enumerate(MASKS)]
+CASES += [
+    replace(BASE, mask="lambda:3,33", dtype="bf16"),
+    replace(BASE, mask="shared", dtype="fp16", heads=4, kv_heads=1),
+    replace(BASE, mask="ranges", dtype="bf16", softcap=2.0, sinks=True),
+    replace(BASE, softcap=1.5, backward_kv="keep"),
+    replace(BASE, sinks=True, window=20, scale=0.3),
+    replace(BASE, mask="full", window=9, reduce_dtype="bf16"),
+    replace(BASE, lengths=(3, 1, 2), head_groups=1),
+    replace(BASE, lengths=(1,)),
+    replace(BASE, lengths=(256,), heads=2, kv_heads=1, block_size=64),
+    replace(BASE, head_dim=48, lengths=(40,), heads=2, kv_heads=2),
+    replace(BASE, head_dim=80, lengths=(40,), heads=2, kv_heads=1, dtype="bf16"),
+]
+
+
+def small_tiles() -> None:
+    """Tiles of tests: small, so that there are many of them, and not the same for all kernels."""
+    for kernel, rows, columns in (("forward", 32, 16), ("dq", 16, 32), ("dkv", 32, 32)):
+        tuning.SHAPES[kernel] = {256: (tuning.Shape(rows, columns, 4, 1),)}
+
+
+def run(case: Case, world: int) -> dict[str, Any]:
+    """Errors of one case over their tolerance: at most 1 is right."""
+    solver = random_placement(case.seed) if world > 1 else None
+    plan = plan_batch(case.batch, case.topology(world), case.shape(), case.config(), solver=solver)
+    inputs = Inputs.of(case)
+    features = Features(case.window, case.scaling, case.softcap, case.backward_kv == "keep")
+    ranks = SimulatedRanks(plan.rank_plans, kernel="triton")
+    results = ranks.execute(inputs, features)
+    again = ranks.execute(inputs, features)
+    lse = results.pop("lse")
+    reference, tolerance = dense(case, inputs), _tolerance(case, inputs)
+    empty = torch.cat([~allowed.any(1) for _, allowed in allowed_of(case)])
+    return {
+        "name": f"{case.name} ranks={world}",
+        "empty": int(empty.sum()),
+        "empty_right": case.sinks or bool((lse.isneginf() == empty[:, None]).all()),
+        "same": all(torch.equal(value, again[name]) for name, value in results.items()),
+        "over": {n: error_of(case, inputs, results[n], reference[n]) / tolerance[n] for n in results},
+    }
+
+
+def run_wrong() -> dict[str, Any]:
+    """The same with ranges that end one column too early: has to be found."""
+    masked = tile_list._masked
+
+    def shortened(*arguments: Any) -> Any:
+        tiles, ranges = masked(*arguments)
+        ranges[..., 1] = (ranges[..., 1] - 1).clip(ranges[..., 0])
+        return tiles, ranges
+
+    tile_list._masked = shortened
+    try:
+        return run(BASE, 1)
+    finally:
+        tile_list._masked = masked
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    small_tiles()
+    results = [run(replace(case, seed=n), 2 if n % 2 else 1) for n, case in enumerate(CASES)]
+    print(json.dumps({"cases": results, "wrong": run_wrong()}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
