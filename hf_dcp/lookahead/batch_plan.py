@@ -24,6 +24,7 @@ class BatchPlan(DcpPlan):
         store_bytes: that went to the plan store for it, or came from there.
         trouble: why the store could not be used, empty if it could.
         lengths: tokens of the sequences of the batch, in their order.
+        ready_at: the moment when it was had, on the clock of `time.perf_counter`; 0 if nobody noted it.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class BatchPlan(DcpPlan):
         trouble: str = "",
         kernel: str = "auto",
         lengths: tuple[int, ...] = (),
+        ready_at: float = 0.0,
     ) -> None:
         super().__init__(rank_plan, communicator, backward_kv, device, kernel)
         self.report = report
@@ -47,6 +49,7 @@ class BatchPlan(DcpPlan):
         self.store_bytes = store_bytes
         self.trouble = trouble
         self.lengths = lengths
+        self.ready_at = ready_at
 
     def to(
         self, device: torch.device | str | None = None, *args: Any, non_blocking: bool = False, **kw: Any
@@ -57,7 +60,7 @@ class BatchPlan(DcpPlan):
         return BatchPlan(**(self.__getstate__() | {"device": torch.device(device)}))
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("report", "origin", "wait_s", "store_bytes", "trouble", "lengths")
+        names = ("report", "origin", "wait_s", "store_bytes", "trouble", "lengths", "ready_at")
         own = {name: getattr(self, name) for name in names}
         return super().__getstate__() | own
 

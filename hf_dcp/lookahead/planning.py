@@ -8,6 +8,8 @@ import hashlib
 import json
 import logging
 import os
+import signal
+import threading
 import time
 from collections import Counter, OrderedDict
 from dataclasses import asdict, dataclass
@@ -81,6 +83,8 @@ class PlanSource:
         others = [rank for rank in range(self.world_size) if rank != self.settings.rank]
         # When this process ends, or forgets this source, its plans leave the store.
         self._end = Finalize(self, _forget_all, (self._link, self._published, others), exitpriority=-10)
+        if get_worker_info() is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, _leave)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"settings": self.settings}
@@ -103,18 +107,19 @@ class PlanSource:
         key = plan_key(batch, self.settings)
         payload, origin = self._find(key, batch)
         self.counts[origin] += 1
-        settings = self.settings
+        settings, now = self.settings, time.perf_counter()
         return BatchPlan(
             payload.rank_plan,
             payload.report,
             origin,
-            time.perf_counter() - since,
+            now - since,
             settings.communicator,
             settings.config.backward_kv,
             store_bytes=self._bytes,
             trouble=self._trouble,
             kernel=settings.config.kernel,
             lengths=tuple(int(length) for length in batch.lengths),
+            ready_at=now,
         )
 
     def planner_of(self, key: bytes) -> int:
@@ -262,6 +267,11 @@ def _share_of_worker(iterations: int) -> int:
     """So many of the given iterations come to each DataLoader worker, this one for example."""
     worker = get_worker_info()
     return iterations if worker is None else -(-iterations // worker.num_workers)
+
+
+def _leave(signum: int, frame: Any) -> None:
+    """A DataLoader ends workers that still wait for a plan by SIGTERM: that is to clean up, too."""
+    raise SystemExit(0)
 
 
 def _forget_all(link: StoreLink, published: dict[bytes, int], ranks: list[int]) -> None:

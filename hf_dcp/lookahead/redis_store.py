@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import time
 from collections.abc import Iterable, Mapping
 from multiprocessing.util import Finalize
 from typing import Any
 
 from hf_dcp.lookahead.redis_settings import RedisSettings
-from hf_dcp.lookahead.store import StoreAddress, StoreError, StoreTimeout
+from hf_dcp.lookahead.store import StoreAddress, StoreError, poll
 
 MOST_BYTES = 256 << 20
 """Longer values are neither written nor fetched."""
-LONGEST_POLL = 0.05
 REDIS_EXTRA = "by a Redis URL: redis-py is not installed; pip install 'hf-dcp[redis]'"
 COMMANDS = "PING, SET, GETRANGE, DEL and SCAN"
 
@@ -52,20 +50,11 @@ class RedisStore:
         self._ask(exchange.execute)
 
     def get(self, key: str, timeout: float) -> bytes:
-        deadline = time.monotonic() + timeout
-        pause = 0.001
-        while True:
-            # Not GET: a value of any size could lie there. An absent one is empty.
-            data: bytes = self._ask(self._redis.getrange, self._name(key), 0, MOST_BYTES)
-            if len(data) > MOST_BYTES:
-                raise StoreError(f"a value has more than {MOST_BYTES} bytes, the most that a plan store takes")
-            if data:
-                return data
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise StoreTimeout(f"no value after {timeout:g} s")
-            time.sleep(min(pause, left))
-            pause = min(1.5 * pause, LONGEST_POLL)
+        # Not GET: a value of any size could lie there. An absent one is empty.
+        data: bytes = poll(lambda: self._ask(self._redis.getrange, self._name(key), 0, MOST_BYTES), timeout)
+        if len(data) > MOST_BYTES:
+            raise StoreError(f"a value has more than {MOST_BYTES} bytes, the most that a plan store takes")
+        return data
 
     def delete(self, *keys: str) -> None:
         self.replace({}, keys)

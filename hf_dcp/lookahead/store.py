@@ -9,16 +9,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from hf_dcp.lookahead.redis_settings import RedisSettings
 
 CHUNK_BYTES = 4 << 20
 """Values of torch's TCP store may have at most 8 MiB; longer ones are cut at half of that."""
 MOST_CHUNKS = 256
+LONGEST_POLL_S = 0.05
 REDIS_ANSWER_S = 3.0
 """After so many seconds without an answer a Redis server counts as gone."""
 
@@ -29,6 +30,28 @@ class StoreError(RuntimeError):
 
 class StoreTimeout(StoreError):
     """The value didn't come in time."""
+
+
+T = TypeVar("T")
+
+
+def poll(look: Callable[[], T], timeout: float) -> T:
+    """The first true answer of ``look``, asked again and again with pauses of 1 to 50 ms.
+
+    Raises:
+        StoreTimeout: if none comes within ``timeout`` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    pause = 0.001
+    while True:
+        found = look()
+        if found:
+            return found
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise StoreTimeout(f"no value after {timeout:g} s")
+        time.sleep(min(pause, left))
+        pause = min(1.5 * pause, LONGEST_POLL_S)
 
 
 class PlanStore(Protocol):
@@ -149,15 +172,14 @@ class TorchStore:
             self.put(key, data)
 
     def get(self, key: str, timeout: float) -> bytes:
-        limit = timedelta(seconds=max(timeout, 0.001))
-        self._ask(self._store.wait, [key], limit)
+        self._wait([key], timeout)
         first = self._ask(self._store.get, key)
         count = int.from_bytes(first[:4], "little")
         if count > MOST_CHUNKS:
             raise StoreError(f"the value claims to have {count} chunks; {MOST_CHUNKS} is the most")
         names = [f"{key}#{i}" for i in range(1, count)]
         if names:
-            self._ask(self._store.wait, names, limit)
+            self._wait(names, timeout)
         return b"".join([first[4:], *(self._ask(self._store.get, name) for name in names)])
 
     def delete(self, *keys: str) -> None:
@@ -168,6 +190,10 @@ class TorchStore:
 
     def clear(self) -> None:
         """Nothing to do: the server ends with the run."""
+
+    def _wait(self, keys: list[str], timeout: float) -> None:
+        # Not Store.wait: it complains in the log, and a process that is told to end would not hear it.
+        poll(lambda: self._ask(self._store.check, keys), timeout)
 
     def _ask(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         try:

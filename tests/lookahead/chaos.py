@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import multiprocessing
 import time
@@ -11,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import redis
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -75,13 +77,22 @@ class Training:
 
     def answer(self, server: RedisServer | None = None) -> dict[str, Any]:
         dist.barrier()
+        deadline = time.monotonic() + 20
+        while server is not None and _alive(server) and server.held() and time.monotonic() < deadline:
+            time.sleep(0.05)  # workers that were told to end are about to
         return {
             "parameters": digest(self.model),
             "origins": self.origins,
             "batches": self.batches,
             "failing": self.session._watch.failing,
-            "keys": [key.decode() for key in server.held()] if server is not None and server.process else [],
+            "keys": [key.decode() for key in server.held()] if server is not None and _alive(server) else [],
         }
+
+
+def _alive(server: RedisServer) -> bool:
+    with contextlib.suppress(redis.RedisError):
+        return bool(server.admin().ping())
+    return False
 
 
 def digest(model: nn.Module) -> str:
