@@ -185,6 +185,8 @@ class PlanSource:
             return
         oldest = self._calls - _share_of_worker(self.settings.keep)
         old = [other for other, call in self._published.items() if call <= oldest]
+        for other in old:  # if the store fails now, they expire
+            del self._published[other]
         values = {_name(key, rank): data for rank, data in others.items()}
         forget = [_name(other, rank) for other in old for rank in others]
         self._published[key] = self._calls  # whatever happens: some of it may have arrived
@@ -193,8 +195,6 @@ class PlanSource:
         except StoreError as error:
             self._trouble = str(error)
             return
-        for other in old:
-            self._published.pop(other, None)
         self.counts["published"] += 1
         self._bytes += sum(map(len, values.values()))
 
