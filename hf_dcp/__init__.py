@@ -28,6 +28,7 @@ from hf_dcp.masks import (
 if TYPE_CHECKING:
     from hf_dcp.data.loader import DcpDataLoader
     from hf_dcp.integrations.accelerate import DcpParallelismConfig
+    from hf_dcp.integrations.trace import DcpTraceCallback
     from hf_dcp.integrations.trainer import DcpStatsCallback
 
 try:
@@ -39,6 +40,7 @@ _LAZY = {
     "DcpDataLoader": "hf_dcp.data.loader",
     "DcpParallelismConfig": "hf_dcp.integrations.accelerate",
     "DcpStatsCallback": "hf_dcp.integrations.trainer",
+    "DcpTraceCallback": "hf_dcp.integrations.trace",
 }
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "DcpDataLoader",
     "DcpParallelismConfig",
     "DcpStatsCallback",
+    "DcpTraceCallback",
     "Mask",
     "__version__",
     "causal",
