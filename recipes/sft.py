@@ -43,6 +43,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     Trainer,
+    TrainerCallback,
     TrainingArguments,
     set_seed,
 )
@@ -77,6 +78,7 @@ class Recipe:
     lookahead: int | None = field(default=None, metadata={"help": "batches to plan ahead; default: what workers make"})
     attention: str = field(default="dcp", metadata={"help": "dcp, or sdpa: one process with dense masks, to compare"})
     work_dir: str = field(default="runs/data", metadata={"help": "folder for data and tokenizer made by the recipe"})
+    dcp_trace: str = field(default="", metadata={"help": "JSON file for a Chrome trace of steps 3 to 5 of all ranks"})
     json: bool = field(default=False, metadata={"help": "print a summary as JSON, alone on standard output"})
 
     def __post_init__(self) -> None:
@@ -161,13 +163,16 @@ def build(recipe: Recipe, args: TrainingArguments, parallelism: hf_dcp.DcpParall
         batches = parallelism.batched(rows, tokens_per_batch=recipe.tokens_per_batch, seed=args.seed)
         compile_planner([row["length"] for row in batches[0]], recipe.mask)
     dense = recipe.attention == "sdpa"
+    watching: list[TrainerCallback] = [] if dense else [hf_dcp.DcpStatsCallback()]
+    if recipe.dcp_trace:
+        watching.append(hf_dcp.DcpTraceCallback(recipe.dcp_trace))
     return Trainer(
         model,
         args,
         train_dataset=batches,
         data_collator=DenseCollator(recipe.mask) if dense else parallelism.collator(tokenizer, mask=recipe.mask),
         processing_class=tokenizer,
-        callbacks=[] if dense else [hf_dcp.DcpStatsCallback()],
+        callbacks=watching,
     )
 
 
