@@ -6,7 +6,7 @@ What is exchanged, when, and what it means is the same as on a CPU; see `hf_dcp.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -47,6 +47,8 @@ class TileWork:
 class _DeviceRun(_Run):
     """What both passes share."""
 
+    in_place: ClassVar[bool] = True
+    """Whether kernels read received rows where they arrived; otherwise they are copied into the order of places."""
     tables: BlockTables
     arena: Tensor
     triton: TritonKernel
@@ -74,19 +76,21 @@ class _DeviceRun(_Run):
     def inputs(self, x: Tensor, remote: int) -> Rows:
         """Rows of an input [1, heads, S, D] in its own type; remote ones only as far as they are copied."""
         plan = self.executor.plan
+        if self.in_place and not self.features.keep and not self.tables.relayed:
+            remote = 0
         shape = (remote, x.shape[1] // plan.head_groups, x.shape[3])
         return self.rows(aligned(x[0]), torch.empty(shape, dtype=x.dtype, device=x.device))
 
     def source(self, name: str) -> Source:
         """An input as kernels read it: remote rows in the arena, or kept ones in the order of places."""
         rows = self.tensors[name]
-        if self.features.keep and name != "grad":
+        if not self.in_place or (self.features.keep and name != "grad"):
             return Source.of(rows)
         return Source(rows.local, self.arena.view(rows.local.dtype), self.tables.offsets[name])
 
     def receive(self, message: PreparedMessage, buffer: Tensor) -> None:
         """Copy what kernels don't read in place: statistics, kept rows, and rows that are sent on."""
-        copied = self.features.keep or key_of(message) in self.tables.relayed
+        copied = not self.in_place or self.features.keep or key_of(message) in self.tables.relayed
         for section in message.sections:
             if copied or section.name not in ROWS:
                 section.index.write(self.tensors[section.name], section.view(buffer))

@@ -28,6 +28,7 @@ class DeviceExecutor(Executor):
 
     forward_pass = DeviceForward
     backward_pass = DeviceBackward
+    work = TileWork
 
     def __init__(self, dcp_plan: DcpPlan) -> None:
         super().__init__(dcp_plan)
@@ -51,7 +52,7 @@ class DeviceExecutor(Executor):
         items = np.sort(items)
         key = (part.window, items.tobytes())
         if key not in self._calls:
-            self._calls[key] = TileWork(self.plan, part, items, self.device)  # type: ignore[assignment]
+            self._calls[key] = self.work(self.plan, part, items, self.device)  # type: ignore[assignment]
         return self._calls[key]
 
     def tables(self, window: int | None, which: str, keep: bool) -> BlockTables:

@@ -40,3 +40,12 @@ def test_results_are_the_same_to_the_bit(results):
 
 def test_a_wrong_mask_is_found(results):
     assert min(results["wrong"]["over"].values()) > 1
+
+
+def test_flash_attention_and_triton_in_turns_are_exact(results):
+    wrong = [case for case in results["flash"] if not max(case["over"].values()) <= 1 or not case["empty_right"]]
+    assert len(results["flash"]) == 4 and not wrong
+    assert {call["pass"] for call in results["calls"]} == {"forward", "backward"}
+    kinds = {(left >= 0, right >= 0) for left, right in (call["window"] for call in results["calls"])}
+    assert len(kinds) >= 3, "full, causal and band slices were called"
+    assert max(call["segments"] for call in results["calls"]) > 1, "several slices in one call"

@@ -15,10 +15,11 @@ import torch
 from hf_dcp.planning.planner import plan_batch
 from hf_dcp.runtime.cases import Case, Inputs, allowed_of, dense, error_of
 from hf_dcp.runtime.checks import _tolerance
-from hf_dcp.runtime.kernels import tile_list, tuning
+from hf_dcp.runtime.kernels import choose, flash, tile_list, tuning
 from hf_dcp.runtime.passes import Features
 from hf_dcp.runtime.selftest import MASKS
 from hf_dcp.runtime.simulated import SimulatedRanks
+from tests.runtime import flash_stub
 from tests.runtime.placements import random_placement
 
 HEADS = ((4, 2), (2, 2), (6, 1))
@@ -45,20 +46,30 @@ def small_tiles() -> None:
         tuning.SHAPES[kernel] = {256: (tuning.Shape(rows, columns, 4, 1),)}
 
 
-def run(case: Case, world: int) -> dict[str, Any]:
+FLASH_CASES = [
+    replace(BASE, mask="lambda:3,33", dtype="bf16"),
+    replace(BASE, mask="shared", dtype="fp16", heads=4, kv_heads=1, sinks=True),
+    replace(BASE, mask="ranges", dtype="bf16", lengths=(30,)),
+    replace(BASE, mask="blockwise:16,2,1,1", dtype="bf16", softcap=2.0, backward_kv="keep"),
+]
+FLASH_WORTH = 60
+"""Mean pairs of a segment in tests, so that FlashAttention computes some divisions and Triton others."""
+
+
+def run(case: Case, world: int, kernel: str = "triton") -> dict[str, Any]:
     """Errors of one case over their tolerance: at most 1 is right."""
     solver = random_placement(case.seed) if world > 1 else None
     plan = plan_batch(case.batch, case.topology(world), case.shape(), case.config(), solver=solver)
     inputs = Inputs.of(case)
     features = Features(case.window, case.scaling, case.softcap, case.backward_kv == "keep")
-    ranks = SimulatedRanks(plan.rank_plans, kernel="triton")
+    ranks = SimulatedRanks(plan.rank_plans, kernel=kernel)
     results = ranks.execute(inputs, features)
     again = ranks.execute(inputs, features)
     lse = results.pop("lse")
     reference, tolerance = dense(case, inputs), _tolerance(case, inputs)
     empty = torch.cat([~allowed.any(1) for _, allowed in allowed_of(case)])
     return {
-        "name": f"{case.name} ranks={world}",
+        "name": f"{case.name} ranks={world} {kernel}",
         "empty": int(empty.sum()),
         "empty_right": case.sinks or bool((lse.isneginf() == empty[:, None]).all()),
         "same": all(torch.equal(value, again[name]) for name, value in results.items()),
@@ -82,11 +93,19 @@ def run_wrong() -> dict[str, Any]:
         tile_list._masked = masked
 
 
+def run_flash() -> list[dict[str, Any]]:
+    """FlashAttention, by a stand-in, and Triton in turns."""
+    flash_stub.install()
+    flash.WORTH_PAIRS = FLASH_WORTH
+    choose.choose_kernel = lambda *_: "flash"  # it refuses to run here
+    return [run(replace(case, seed=n), 2, "flash") for n, case in enumerate(FLASH_CASES)]
+
+
 def main() -> None:
     torch.set_num_threads(1)
     small_tiles()
     results = [run(replace(case, seed=n), 2 if n % 2 else 1) for n, case in enumerate(CASES)]
-    print(json.dumps({"cases": results, "wrong": run_wrong()}))
+    print(json.dumps({"cases": results, "wrong": run_wrong(), "flash": run_flash(), "calls": flash_stub.CALLS}))
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def choose_kernel(kernel: str, device: torch.device, dtype: str, head_dim: int) 
     if head_dim not in HEAD_DIMS:
         known = ", ".join(map(str, HEAD_DIMS))
         raise ValueError(f'kernel "{kernel}" has head dims {known}, not {head_dim}: use attn_implementation="sdpa"')
-    if kernel == "flash":
+    if kernel == "flash" and (find_spec("flash_attn") or not find_spec("kernels")):
         _require("flash_attn", FLASH, 'pip install "hf-dcp[flash]"')
     return kernel
 
