@@ -11,9 +11,9 @@ import typer
 COMMANDS = {
     "plan": "hf_dcp.cli.plan:plan",
     "selftest": "hf_dcp.cli.selftest:selftest",
+    "env": "hf_dcp.cli.env:env",
     "estimate": "hf_dcp.cli.estimate:estimate",
     "view": "hf_dcp.cli.view:view",
-    "env": "hf_dcp.cli.env:env",
     "bench": "hf_dcp.cli.bench:app",
 }
 """Where each command's function, or group of commands, is. Only what is asked for is imported: `plan` must not wait
@@ -46,7 +46,7 @@ def run(argv: list[str]) -> int:
 
 def make_app(names: Sequence[str]) -> typer.Typer:
     """The application with the named commands."""
-    app = typer.Typer(help="Dynamic Context Parallelism: plan batches, check an installation.", add_completion=False)
+    app = typer.Typer(help="Dynamic Context Parallelism: would it help, what would it do, is it right here?", add_completion=False)
     app.callback()(_no_options)
     for name in names:
         module, _, function = COMMANDS[name].partition(":")
