@@ -20,6 +20,7 @@ from hf_dcp.config import DcpConfig
 from hf_dcp.data.batched import BatchedDataset
 from hf_dcp.data.collator import DcpCollator
 from hf_dcp.data.rows import MaskLike
+from hf_dcp.integrations.environment import require_known_variables
 from hf_dcp.integrations.process_groups import DCP_DIM, collective_device, make_group, require_agreement, single_group
 from hf_dcp.lookahead.depth import Depth, derive_depth
 from hf_dcp.lookahead.redis_settings import SCHEMES, RedisSettings
@@ -62,6 +63,8 @@ class DcpParallelismConfig(ParallelismConfig):
     plan_store: InitVar[str | None] = None
 
     def __post_init__(self, plan_store: str | None) -> None:  # type: ignore[override]
+        require_known_variables(os.environ)
+        self._size_given = self.dcp_size is not None or "HF_DCP_SIZE" in os.environ
         self.dcp_size = _setting("dcp_size", self.dcp_size, "HF_DCP_SIZE", 1, int)
         plan_store = plan_store or os.environ.get("HF_DCP_PLAN_STORE") or "torch"
         self.plan_timeout = _setting("plan_timeout", self.plan_timeout, "HF_DCP_PLAN_TIMEOUT", 60.0, float)
@@ -165,6 +168,11 @@ class DcpParallelismConfig(ParallelismConfig):
 
     def settle_sizes(self, world: int) -> None:
         """Give data parallelism the processes that are left over. Raises ValueError if the sizes don't fit."""
+        if world > 1 and not self._size_given:
+            raise ValueError(
+                f"dcp_size is not given and there are {world} processes, which would train without DCP: pass dcp_size=... "
+                "or set HF_DCP_SIZE (accelerate drops it from the parallelism_config of a YAML file); 1 is data parallel"
+            )
         if world % self.non_data_parallel_size:
             beside = f" times tp_size={self.tp_size}" if self.tp_size > 1 else ""
             raise ValueError(

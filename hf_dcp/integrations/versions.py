@@ -1,24 +1,35 @@
-"""The library versions that hf_dcp needs, checked at import."""
+"""The library versions that hf_dcp works with, checked at import."""
 
 from __future__ import annotations
 
 import re
 from importlib import metadata
 
-MINIMUM = {"torch": (2, 13), "transformers": (5, 24), "accelerate": (1, 15)}
+OLDEST = {"torch": (2, 13), "transformers": (5, 18), "accelerate": (1, 12)}
+"""The oldest minor releases that pass the tests; pyproject.toml has the same."""
+BEFORE = {"torch": (3,), "transformers": (6,), "accelerate": (2,)}
+"""The first releases that may break what this package builds on."""
 
 
 def check_versions(installed: dict[str, str] | None = None) -> None:
-    """Raise ImportError if a library is too old, with the command that helps.
+    """Raise ImportError if a library is too old or too new, with the command that helps.
 
     Args:
         installed: version texts by name, in place of those of this environment.
     """
-    for name, least in MINIMUM.items():
+    for name, least in OLDEST.items():
         text = installed[name] if installed is not None else metadata.version(name)
-        if _release(text) < least:
-            wanted = ".".join(map(str, least))
-            raise ImportError(f'hf_dcp needs {name} {wanted} or newer, found {text}: pip install "{name}>={wanted}"')
+        found, first, end = _release(text), _text(least), _text(BEFORE[name])
+        if found < least:
+            raise ImportError(
+                f'hf_dcp needs {name} {first} or newer, found {text}: pip install "{name}>={first},<{end}"'
+            )
+        if found >= BEFORE[name]:
+            raise ImportError(f'hf_dcp needs {name} before {end}, found {text}: pip install "{name}>={first},<{end}"')
+
+
+def _text(release: tuple[int, ...]) -> str:
+    return ".".join(map(str, release))
 
 
 def _release(text: str) -> tuple[int, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +17,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import TrainingArguments
 
 import hf_dcp
+from hf_dcp.integrations.environment import VARIABLES
 from hf_dcp.integrations.process_groups import dcp_groups, dp_position
 
+ROOT = Path(__file__).parents[2]
 SECRET = "s3cret-pass"
 
 
@@ -109,6 +113,26 @@ def test_environment_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "2")  # from a YAML file of accelerate
     with pytest.raises(ValueError, match="cp_size=2"):
         hf_dcp.DcpParallelismConfig()
+
+
+def test_a_variable_that_nobody_reads_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_DCP_SZIE", "4")
+    with pytest.raises(ValueError, match="HF_DCP_SZIE is not known; HF_DCP_SIZE was perhaps meant"):
+        hf_dcp.DcpParallelismConfig(dcp_size=1)
+
+
+def test_every_variable_in_the_sources_is_known() -> None:
+    sources = [*(ROOT / "hf_dcp").rglob("*.py"), *(ROOT / "recipes").rglob("*.py")]
+    found = {name for path in sources for name in re.findall(r"HF_DCP_[A-Z_]*[A-Z]", path.read_text())}
+    assert found - {"HF_DCP_REDIS"} <= VARIABLES.keys()
+
+
+def test_several_processes_and_no_size_are_an_error() -> None:
+    """A size in the parallelism_config of a YAML file never arrives: it must not be a silent 1."""
+    with pytest.raises(ValueError, match="dcp_size is not given and there are 4 processes"):
+        hf_dcp.DcpParallelismConfig().settle_sizes(4)
+    hf_dcp.DcpParallelismConfig(dcp_size=1).settle_sizes(4)
+    hf_dcp.DcpParallelismConfig().settle_sizes(1)
 
 
 def test_a_password_is_never_shown_or_saved(tmp_path: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +16,6 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForSequenceClassification,
-    MixtralConfig,
-    MixtralForCausalLM,
     MptConfig,
     MptForCausalLM,
     OPTConfig,
@@ -26,7 +25,7 @@ from transformers import (
 )
 
 from hf_dcp.integrations.models import check_model, find_models
-from hf_dcp.integrations.versions import check_versions
+from hf_dcp.integrations.versions import BEFORE, OLDEST, check_versions
 from tests.integrations.small import BASE, small_llama, small_qwen
 
 
@@ -52,13 +51,6 @@ REFUSED = {
     'attn_implementation="sdpa"': lambda: small_llama("sdpa"),
     "encoder-decoder|does not take its attention": lambda: _from(
         T5ForConditionalGeneration, T5Config(vocab_size=97, d_model=32, d_ff=64, num_layers=1, num_heads=4, d_kv=8)
-    ),
-    "rope_type='dynamic'": lambda: small_llama(
-        rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
-    ),
-    "router loss": lambda: _from(
-        MixtralForCausalLM,
-        MixtralConfig(**BASE, num_local_experts=4, num_experts_per_tok=2, output_router_logits=True),
     ),
     "trains causal language models": lambda: _from(LlamaForSequenceClassification, LlamaConfig(**BASE, pad_token_id=0)),
     "no model of Transformers": lambda: torch.nn.Linear(2, 2),
@@ -106,5 +98,18 @@ def test_models_of_the_process_are_found() -> None:
 def test_versions_are_checked() -> None:
     good = {"torch": "2.13.0+cpu", "transformers": "5.24.0.dev0", "accelerate": "1.15.0"}
     check_versions(good)
-    with pytest.raises(ImportError, match="hf_dcp needs transformers 5.24 or newer, found 4.57.1"):
+    with pytest.raises(
+        ImportError, match=r'needs transformers 5\.\d+ or newer, found 4.57.1: pip install "transformers>=5'
+    ):
         check_versions(good | {"transformers": "4.57.1"})
+    with pytest.raises(ImportError, match=r"needs accelerate before 2, found 2.0.1: pip install"):
+        check_versions(good | {"accelerate": "2.0.1"})
+
+
+def test_pins_are_those_that_are_checked() -> None:
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    pins = tomllib.loads(text)["project"]["dependencies"]
+    for name, least in OLDEST.items():
+        wanted = f"{name}>={'.'.join(map(str, least))},<{'.'.join(map(str, BEFORE[name]))}"
+        assert wanted in pins, wanted
