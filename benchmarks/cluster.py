@@ -28,7 +28,7 @@ from hf_dcp.bench.batches import attended, read_batches, with_mask
 from hf_dcp.bench.compare import speedups
 from hf_dcp.bench.contestants import DENSE, ROW_EXACT, Contestant, make_contestants, make_rank_plans
 from hf_dcp.bench.group import Group
-from hf_dcp.bench.measure import collect, measure
+from hf_dcp.bench.measure import WHOLE, Timings, collect, measure
 from hf_dcp.config import DcpConfig
 from hf_dcp.planning.batch import BatchSpec, ModelShape
 from hf_dcp.planning.plan import PASSES
@@ -42,8 +42,8 @@ CORE_FLOPS = 60e9
 """What the kernel reaches on a core; ranks share the cores of this machine."""
 INSIDE_BYTES = 1e9
 """Bytes/s between ranks of a node, which are not shaped."""
-CELL_S = 36.0
-"""Rounds that count, at least 1 and at most 3, are as many as fit into about so many seconds."""
+CELL_S = 15.0
+"""Rounds, at least 1 and at most 3, are as many as fit into about so many seconds."""
 
 
 @dataclass(frozen=True)
@@ -141,13 +141,9 @@ def measure_cell(cell: Cell, rates: Rates, group: Group) -> dict[str, Any]:
     names = choose(predicted, len(cell.lengths))
     contestants = make_contestants(names, batch, group, SHAPE, DcpConfig(), alone=True)
     for contestant in contestants:
-        if contestant.name in ROW_EXACT:
-            contestant.alone = {}
         warm_up(contestant)
     foreign, wire = ForeignCpu(), wire_bytes()
-    # compute and exchange alone take about as long again as the whole
-    repeats = max(1, min(3, int(CELL_S / (2 * sum(predicted[name] for name in names)))))
-    timings = measure(contestants, group, repeats, warmup=0)
+    timings, turns = rounds(contestants, predicted, group)
     share = foreign.share(group)
     sent = sum(group.gather(wire_bytes() - wire))
     reports = {c.name: collect(c, timing, group) for c, timing in zip(contestants, timings, strict=True)}
@@ -157,13 +153,13 @@ def measure_cell(cell: Cell, rates: Rates, group: Group) -> dict[str, Any]:
         "mask": cell.mask,
         "lengths": list(cell.lengths),
         "attended": attended(batch),
-        "repeats": repeats,
+        "rounds": {name: counts[0] for name, counts in turns.items()},
         "foreign_cpu": share,
         "predicted_s": predicted,
         "plans": reports,
         "speedups": speedups(reports),
         "wire_bytes": sent,
-        "wire_planned": planned_on_wire(contestants, reports, repeats),
+        "wire_planned": planned_on_wire(reports, turns),
     }
 
 
@@ -171,6 +167,34 @@ def commit() -> str:
     """The commit of this code, empty outside of a repository."""
     command = ["git", "-C", str(FOLDER), "rev-parse", "--short", "HEAD"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def rounds(
+    contestants: list[Contestant], predicted: dict[str, float], group: Group
+) -> tuple[list[Timings], dict[str, list[int]]]:
+    """Rounds of all, more of dcp, which is short, then compute and exchange alone of dcp and the fastest dense scheme.
+
+    Returns:
+        timings, and for each contestant how many turns of the whole and of the exchange alone there were.
+    """
+    repeats = max(1, min(3, int(CELL_S / sum(predicted[c.name] for c in contestants))))
+    more = max(1, min(3, int(CELL_S / (5 * predicted["dcp"]))))
+    timings = measure(contestants, group, repeats, warmup=0, parts=(WHOLE,))
+    turns = {c.name: [repeats, 0] for c in contestants}
+    own = next(c for c in contestants if c.name == "dcp")
+    seconds = {
+        c.name: sum(min(timing.seconds[WHOLE, which]) for which in PASSES)
+        for c, timing in zip(contestants, timings)
+        if c.name in DENSE
+    }
+    slowest = {name: max(group.gather(value)) for name, value in seconds.items()}
+    winner = next(c for c in contestants if c.name == min(slowest, key=slowest.__getitem__))
+    for one, count, parts in ((own, more, None), (winner, 1, ("compute", "exchange"))):
+        (further,) = measure([one], group, count, warmup=0, parts=parts)
+        timings[contestants.index(one)].extend(further)
+        turns[one.name][0] += count if parts is None else 0
+        turns[one.name][1] += count
+    return timings, turns
 
 
 def predict(batch: BatchSpec, rates: Rates, group: Group) -> dict[str, float]:
@@ -222,13 +246,10 @@ def wire_bytes() -> int:
     return int(Path("/sys/class/net/eth0/statistics/tx_bytes").read_text())
 
 
-def planned_on_wire(contestants: list[Contestant], reports: dict[str, Any], rounds: int) -> int:
+def planned_on_wire(reports: dict[str, Any], turns: dict[str, list[int]]) -> int:
     """Planned bytes between nodes of all turns: whole ones and those of the exchange alone."""
-    total = 0
-    for c in contestants:
-        each = sum(reports[c.name][which]["bytes_planned"]["inter"] for which in PASSES)
-        total += each * rounds * (2 if c.alone else 1)
-    return total
+    each = {name: sum(report[which]["bytes_planned"]["inter"] for which in PASSES) for name, report in reports.items()}
+    return sum(each[name] * sum(counts) for name, counts in turns.items())
 
 
 if __name__ == "__main__":

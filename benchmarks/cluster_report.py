@@ -174,7 +174,7 @@ def _cells(cells: list[Cell]) -> str:
         f"{cell.seconds(cell.dense['best']):.2f} {cell.dense['best'].removesuffix('-dense')} | "
         f"{cell.seconds(cell.exact['best']):.2f} {cell.exact['best']} | {cell.dense['speedup']:.2f} | "
         f"{cell.dense['ceiling']:.2f} | {cell.exact['speedup']:.2f} | {cell.megabytes('dcp'):.1f}, "
-        f"{cell.megabytes(cell.dense['best']):.1f} | {cell.raw['repeats']} | {cell.raw['foreign_cpu']:.0%} |"
+        f"{cell.megabytes(cell.dense['best']):.1f} | {cell.raw['rounds']['dcp']}, {cell.raw['rounds'][cell.dense['best']]} | {cell.raw['foreign_cpu']:.0%} |"
         for cell in cells
     ]
     return "\n".join([head, *rows])

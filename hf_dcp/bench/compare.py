@@ -36,8 +36,9 @@ def speedups(reports: Reports) -> dict[str, Any]:
 def _compared(own: dict[str, Any], rivals: Reports, span: str) -> dict[str, Any]:
     best = min(rivals, key=lambda name: _over(span, rivals[name], _seconds))
     entry = {"best": best, "speedup": _over(span, rivals[best], _seconds) / _over(span, own, _seconds)}
-    if all("exchange_s" in report["forward"] for report in (own, *rivals.values())):
-        hidden = min(_over(span, report, _perfectly_hidden) for report in rivals.values())
+    apart = [report for report in rivals.values() if "exchange_s" in report["forward"]]
+    if apart and "exchange_s" in own["forward"]:
+        hidden = min(_over(span, report, _perfectly_hidden) for report in apart)
         entry["ceiling"] = hidden / _over(span, own, _perfectly_hidden)
     return entry
 

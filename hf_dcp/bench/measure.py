@@ -32,14 +32,27 @@ class Timings:
     spans: list[Span] = field(default_factory=list)
     """Of the last round."""
 
+    def extend(self, other: Timings) -> None:
+        """Take in what further rounds have measured of the same contestant."""
+        for key, seconds in other.seconds.items():
+            self.seconds.setdefault(key, []).extend(seconds)
+        for which, parts in other.parts.items():
+            self.parts.setdefault(which, []).extend(parts)
+        self.sent |= other.sent
+        self.spans = other.spans or self.spans
+
 
 def measure(
-    contestants: Sequence[Contestant], group: Group, repeats: int, warmup: int, alone: bool = True
+    contestants: Sequence[Contestant],
+    group: Group,
+    repeats: int,
+    warmup: int,
+    parts: Sequence[str] | None = None,
 ) -> list[Timings]:
     """Rounds in which every contestant has its turn, in alternating order. Collective.
 
     Args:
-        alone: also let compute and exchange have turns of their own, where contestants have plans for them.
+        parts: of "whole", and what contestants have plans for alone, such as "compute"; None: all.
     """
     timings = [Timings() for _ in contestants]
     order = list(range(len(contestants)))
@@ -48,8 +61,9 @@ def measure(
             timings = [Timings() for _ in contestants]
         for i in order if round_number % 2 == 0 else reversed(order):
             contestant, timing = contestants[i], timings[i]
-            for part, plan in {WHOLE: contestant.plan, **(contestant.alone if alone else {})}.items():
-                _turn(contestant, part, plan, timing, group)
+            for part, plan in {WHOLE: contestant.plan, **contestant.alone}.items():
+                if parts is None or part in parts:
+                    _turn(contestant, part, plan, timing, group)
     return timings
 
 
