@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -126,3 +126,25 @@ def _resources(ptx: str, capability: int, shared: int) -> tuple[int, int, int, i
     spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
     assert registers and spills, said
     return int(registers[1]), shared, int(spills[1]), int(spills[2])
+
+
+ALLOWED_SPILLS: dict[tuple[str, int], str] = {}
+"""Spills that are known, by (variant, capability), each with its reason."""
+
+
+def compile_all(full: bool = True, capabilities: Sequence[int] = CAPABILITIES) -> dict[str, Any]:
+    """Compile everything: {"compiled": [...], "problems": [...], "ok": bool}."""
+    compiled = [compile_variant(v, capability) for v in variants(full) for capability in capabilities]
+    problems = [text for one in compiled for text in problems_of(one)]
+    return {"compiled": [one.row() for one in compiled], "problems": problems, "ok": not problems}
+
+
+def problems_of(one: Compiled) -> list[str]:
+    """What is wrong with a compiled variant: unlisted spills, too much shared memory."""
+    found = []
+    name = f"{one.variant.name} on sm_{one.capability}"
+    if one.spill_stores and (one.variant.name, one.capability) not in ALLOWED_SPILLS:
+        found.append(f"{name} spills {one.spill_stores} bytes, and ALLOWED_SPILLS gives no reason for it")
+    if one.shared > SHARED[one.capability]:
+        found.append(f"{name} wants {one.shared} bytes of shared memory, and has {SHARED[one.capability]}")
+    return found

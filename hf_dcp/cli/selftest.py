@@ -15,28 +15,42 @@ SECONDS_PER_CASE = 10.0
 
 def selftest(
     world_size: Annotated[int, Option(help="Processes to start on this machine.")] = 2,
-    device: Annotated[str, Option(help="Where attention runs: cpu.")] = "cpu",
+    device: Annotated[str, Option(help="Where attention runs: cpu or cuda.")] = "cpu",
     masks: Annotated[list[str] | None, Option(help="A mask to test; repeat it for more. Default: all kinds.")] = None,
     dtype: Annotated[str, Option(help="Type of Q, K and V: fp32, bf16, fp16 or fp64.")] = "fp32",
     full: Annotated[bool, Option("--full", help="Every combination of masks, lengths, block sizes and heads.")] = False,
     timeout: Annotated[float, Option(help="Seconds until all processes are ended; 0: enough for slow machines.")] = 0.0,
     as_json: Annotated[bool, Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
 ) -> int:
-    """Compare attention through plans with dense attention in fp64, and a training step with that of one process."""
-    from hf_dcp.runtime.selftest import MASKS, make_cases
+    """Compare attention through plans with dense attention in fp64, and a training step with that of one process.
+
+    With --device cuda and fewer GPUs than processes, one process executes the rank plans of all, in turns on one GPU.
+    """
+    from hf_dcp.runtime.selftest import MASKS, make_cases, run_simulated
 
     _check(world_size, device, masks, dtype)
-    from hf_dcp.cli.steps import run_everything
+    if device == "cuda" and _gpus() < world_size:
+        print(f"{_gpus()} GPU(s): {world_size} ranks are simulated on one of them", file=sys.stderr)
+        result = run_simulated(masks, dtype, full, world_size, device)
+    else:
+        from hf_dcp.cli.steps import run_everything
+        from hf_dcp.runtime.processes import run_processes
 
-    limit = timeout or 60 + SECONDS_PER_CASE * len(make_cases(masks or MASKS, dtype, full))
-    from hf_dcp.runtime.processes import run_processes
-
-    result = run_processes(run_everything, world_size, masks, dtype, full, timeout=limit)[0]
+        limit = timeout or 60 + SECONDS_PER_CASE * len(make_cases(masks or MASKS, dtype, full))
+        backend = "nccl" if device == "cuda" else "gloo"
+        everything = (masks, dtype, full, device)
+        result = run_processes(run_everything, world_size, *everything, timeout=limit, backend=backend)[0]
     if as_json:
         print(json.dumps(result))
     else:
         _print(result, world_size)
     return 0 if result["ok"] else 1
+
+
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def _check(world_size: int, device: str, masks: list[str] | None, dtype: str) -> None:
@@ -45,8 +59,10 @@ def _check(world_size: int, device: str, masks: list[str] | None, dtype: str) ->
 
     if world_size < 1:
         raise ValueError(f"--world-size must be at least 1, not {world_size}")
-    if device != "cpu":
-        raise ValueError(f"--device must be cpu, not {device!r}: attention does not run elsewhere yet")
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"--device must be cpu or cuda, not {device!r}")
+    if device == "cuda" and not _gpus():
+        raise ValueError("--device cuda: torch finds no CUDA GPU here; write --device cpu, or install torch for CUDA")
     if dtype not in DTYPES:
         raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     for mask in masks or []:

@@ -22,35 +22,37 @@ LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-6, 1e-5
 IGNORED = -100
 
 
-def run_everything(masks: list[str] | None, dtype: str, full: bool) -> dict[str, Any]:
+def run_everything(masks: list[str] | None, dtype: str, full: bool, device: str = "cpu") -> dict[str, Any]:
     """`run_selftest`, and training steps. Collective over the default process group."""
+    if device == "cuda":
+        torch.cuda.set_device(dist.get_rank() if dist.is_initialized() else 0)
     several = dist.is_initialized() and dist.get_world_size() > 1
     communicator = Communicator.create() if several else None
-    result = run_selftest(masks, dtype, full, communicator)
-    result["steps"] = [run_step(mask, communicator) for mask in STEP_MASKS]
+    result = run_selftest(masks, dtype, full, communicator, device)
+    result["steps"] = [run_step(mask, communicator, device) for mask in STEP_MASKS]
     result["ok"] = result["ok"] and all(step["ok"] for step in result["steps"])
     return result
 
 
-def run_step(mask: str, communicator: Communicator | None) -> dict[str, Any]:
+def run_step(mask: str, communicator: Communicator | None, device: str = "cpu") -> dict[str, Any]:
     """Loss and gradients of one step in fp32 against one process: {"name", "loss", "grad", "ok"}.
 
     ``loss`` and ``grad`` are the relative errors of the loss, and of the gradients (largest difference of any parameter
     over the largest gradient).
     """
-    case = Case(mask, LENGTHS, 16, 4, 2, head_dim=8)
+    case = Case(mask, LENGTHS, 16, 4, 2, head_dim=16)
     ids, labels, positions = _tokens(case)
     world, rank = (1, 0) if communicator is None else (communicator.world_size, communicator.rank)
     plan = plan_batch(case.batch, case.topology(world), case.shape(), case.config()).rank(rank)
     own = torch.from_numpy(plan.local_tokens())
-    dcp_plan = DcpPlan(plan, None if communicator is None else communicator.id)
-    model = _model("dcp")
+    dcp_plan = DcpPlan(plan, None if communicator is None else communicator.id, device=device)
+    model = _model("dcp").to(device)
     count = int((labels != IGNORED).sum())
     if len(own) == 0:  # a rank without tokens takes part with one dummy token
         local = (torch.zeros(1, dtype=torch.int64), torch.full((1,), IGNORED), torch.zeros(1, dtype=torch.int64))
     else:
         local = (ids[own], labels[own], positions[own])
-    loss = _loss(model, *local, count, dcp_plan=dcp_plan)
+    loss = _loss(model, *(x.to(device) for x in local), count, dcp_plan=dcp_plan)
     loss.backward()
     total = loss.detach().clone()
     gradients = [_gradient(parameter) for parameter in model.parameters()]
@@ -59,7 +61,7 @@ def run_step(mask: str, communicator: Communicator | None) -> dict[str, Any]:
             dist.all_reduce(tensor, group=communicator.forward_group)
     want_loss, want = _one_process(case, ids, labels, positions, count)
     largest = max(float(gradient.abs().max()) for gradient in want)
-    difference = max(float((a.double() - b).abs().max()) for a, b in zip(gradients, want))
+    difference = max(float((a.double().cpu() - b).abs().max()) for a, b in zip(gradients, want))
     loss_error = abs(float(total) - want_loss) / abs(want_loss)
     ok = loss_error <= LOSS_TOLERANCE and difference / largest <= GRADIENT_TOLERANCE
     return {"name": f"llama {mask}", "loss": loss_error, "grad": difference / largest, "ok": ok}
@@ -80,7 +82,7 @@ def _model(attention: str) -> PreTrainedModel:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=97,
-        hidden_size=32,
+        hidden_size=64,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,

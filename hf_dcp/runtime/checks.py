@@ -20,7 +20,7 @@ from hf_dcp.runtime.groups import Communicator
 from hf_dcp.runtime.handle import DcpPlan
 
 TOLERANCE = {"fp64": 1e-6, "fp32": 1e-5}
-"""Allowed errors (statistics travel as fp32, also in fp64); of shorter types: see `_tolerance`."""
+"""Allowed errors (statistics travel as fp32, also in fp64); of shorter types: see `tolerance_of`."""
 ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 
 
@@ -31,9 +31,9 @@ def executed(case: Case, inputs: Inputs, plan: DcpPlan, repeat: bool = False) ->
         repeat: run twice, and require results that are equal to the bit.
     """
     tokens = torch.from_numpy(plan.rank_plan.local_tokens())
-    results = _attend(case, inputs, plan, tokens)
+    results = _attend(case, inputs, plan, tokens.to(plan.device))
     if repeat:
-        again = _attend(case, inputs, plan, tokens)
+        again = _attend(case, inputs, plan, tokens.to(plan.device))
         for name, value in results.items():
             if not torch.equal(value, again[name]):
                 raise RuntimeError(f"{case.name}: {name} differs between two equal calls")
@@ -41,23 +41,23 @@ def executed(case: Case, inputs: Inputs, plan: DcpPlan, repeat: bool = False) ->
 
 
 def _attend(case: Case, inputs: Inputs, plan: DcpPlan, tokens: Tensor) -> dict[str, Tensor]:
-    leaves = [_local(x, tokens).requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
+    leaves = [_local(x.to(plan.device), tokens).requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
     q, k, v = leaves
-    sinks = None if inputs.sinks is None else inputs.sinks.clone().requires_grad_()
+    sinks = None if inputs.sinks is None else inputs.sinks.clone().to(plan.device).requires_grad_()
     out = attention(q, k, v, plan, window=case.window, scale=case.scale, softcap=case.softcap, sinks=sinks)
-    out.backward(_local(inputs.dout, tokens).transpose(1, 2))
+    out.backward(_local(inputs.dout.to(plan.device), tokens).transpose(1, 2))
     results = {}
     for name, value, whole in (
         ("out", out.detach()[0], inputs.q),
         *((f"d{x}", leaf.grad[0].transpose(0, 1), getattr(inputs, x)) for x, leaf in zip("qkv", leaves)),  # type: ignore
     ):
-        rows = value[: len(tokens)].double()
+        rows = value[: len(tokens)].double().cpu()
         if len(tokens) == 0 and value.abs().max() != 0:
             raise RuntimeError(f"{case.name}: {name} of a dummy row is not 0")
-        results[name] = torch.zeros(whole.shape, dtype=torch.float64).index_copy_(0, tokens, rows)
+        results[name] = torch.zeros(whole.shape, dtype=torch.float64).index_copy_(0, tokens.cpu(), rows)
     if sinks is not None:
         assert sinks.grad is not None
-        results["dsinks"] = sinks.grad.double()
+        results["dsinks"] = sinks.grad.double().cpu()
     return results
 
 
@@ -119,10 +119,12 @@ def run_case(
     solver: Callable | None = None,
     repeat: bool = False,
     reference: bool = True,
+    device: torch.device | str = "cpu",
 ) -> dict[str, Any]:
     """Plan, execute and check one case. Collective; the result is the same on all ranks.
 
     Args:
+        device: where attention runs.
         solver: a placement in place of the search.
         repeat: execute twice, and require results that are equal to the bit.
         reference: also count bytes, rank by rank, with the numpy reference executor, which is slow.
@@ -134,7 +136,7 @@ def run_case(
     world = 1 if communicator is None else communicator.world_size
     rank = 0 if communicator is None else communicator.rank
     plan = plan_batch(case.batch, case.topology(world), case.shape(), case.config(), solver=solver)
-    own = DcpPlan(plan.rank(rank), None if communicator is None else communicator.id, case.backward_kv)
+    own = DcpPlan(plan.rank(rank), None if communicator is None else communicator.id, case.backward_kv, device)
     inputs = Inputs.of(case)
     results = executed(case, inputs, own, repeat)
     sent = sent_bytes(own, communicator)
@@ -145,7 +147,7 @@ def run_case(
     by_peer = _sent_by_peer(own, communicator)
     ok, counted = True, 0
     if rank == 0:
-        limits = _tolerance(case, inputs)
+        limits = tolerance_of(case, inputs)
         ok = all(errors[name] <= limits[name] for name in errors)
         if reference:
             expected = _reference_bytes(case, plan.rank_plans)
@@ -153,12 +155,7 @@ def run_case(
             ok = ok and np.array_equal(by_peer // calls, expected)
     ok, counted = _from_first(torch.tensor([int(ok), counted]), communicator).tolist()
     return {
-        "name": case.name,
-        "mask": case.mask,
-        "lengths": list(case.lengths),
-        "heads": f"{case.heads}:{case.kv_heads}",
-        "block_size": case.block_size,
-        "dtype": case.dtype,
+        **described(case),
         **errors,
         "bytes_planned": sum(planned.values()),
         "bytes_sent": sum(sent.values()),
@@ -167,17 +164,35 @@ def run_case(
     }
 
 
+def described(case: Case) -> dict[str, Any]:
+    """A case in the self-test's report."""
+    return {
+        "name": case.name,
+        "mask": case.mask,
+        "lengths": list(case.lengths),
+        "heads": f"{case.heads}:{case.kv_heads}",
+        "block_size": case.block_size,
+        "dtype": case.dtype,
+    }
+
+
 def _summed(results: dict[str, Tensor], communicator: Communicator | None) -> dict[str, Tensor]:
-    if communicator is not None:
-        for value in results.values():
-            dist.all_reduce(value, group=communicator.forward_group)
-    return results
+    if communicator is None:
+        return results
+    summed = {}
+    for name, value in results.items():
+        there = value.to(communicator.device)
+        dist.all_reduce(there, group=communicator.forward_group)
+        summed[name] = there.cpu()
+    return summed
 
 
 def _from_first(values: Tensor, communicator: Communicator | None) -> Tensor:
-    if communicator is not None:
-        dist.broadcast(values, communicator.ranks[0], group=communicator.forward_group)
-    return values
+    if communicator is None:
+        return values
+    there = values.to(communicator.device)
+    dist.broadcast(there, communicator.ranks[0], group=communicator.forward_group)
+    return there.cpu()
 
 
 def _errors(
@@ -192,7 +207,7 @@ def _errors(
     return dict(zip(names, _from_first(errors, communicator).tolist()))
 
 
-def _tolerance(case: Case, inputs: Inputs) -> dict[str, float]:
+def tolerance_of(case: Case, inputs: Inputs) -> dict[str, float]:
     """Allowed errors. For short types: 2 x (error of torch's kernel in one process + one rounding of each partial)."""
     names = (*RESULTS, "dsinks")
     partial = ROUNDING.get(case.reduce_dtype or case.dtype, 0.0)

@@ -6,6 +6,7 @@ what a real rank does, so that kernels, tables and programs are the ones of a re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,10 +73,17 @@ class SimulatedRanks:
         plans: of all ranks, in order.
         device: where everything runs.
         kernel: "auto", "aten", "triton" or "flash".
+        mail: where messages are put; None: a new dictionary.
     """
 
-    def __init__(self, plans: tuple[RankPlan, ...], device: torch.device | str = "cpu", kernel: str = "auto") -> None:
-        self.mail: Mail = {}
+    def __init__(
+        self,
+        plans: Sequence[RankPlan],
+        device: torch.device | str = "cpu",
+        kernel: str = "auto",
+        mail: Mail | None = None,
+    ) -> None:
+        self.mail: Mail = {} if mail is None else mail
         self.device = torch.device(device)
         self.dcp_plans = [DcpPlan(plan, device=device, kernel=kernel) for plan in plans]
         self.executors = [_local(plan.executor_class, plan, self.mail) for plan in self.dcp_plans]

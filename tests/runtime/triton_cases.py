@@ -14,7 +14,7 @@ import torch
 
 from hf_dcp.planning.planner import plan_batch
 from hf_dcp.runtime.cases import Case, Inputs, allowed_of, dense, error_of
-from hf_dcp.runtime.checks import _tolerance
+from hf_dcp.runtime.checks import tolerance_of
 from hf_dcp.runtime.kernels import choose, flash, tile_list, tuning
 from hf_dcp.runtime.passes import Features
 from hf_dcp.runtime.selftest import MASKS
@@ -66,7 +66,7 @@ def run(case: Case, world: int, kernel: str = "triton") -> dict[str, Any]:
     results = ranks.execute(inputs, features)
     again = ranks.execute(inputs, features)
     lse = results.pop("lse")
-    reference, tolerance = dense(case, inputs), _tolerance(case, inputs)
+    reference, tolerance = dense(case, inputs), tolerance_of(case, inputs)
     empty = torch.cat([~allowed.any(1) for _, allowed in allowed_of(case)])
     return {
         "name": f"{case.name} ranks={world} {kernel}",
