@@ -71,10 +71,13 @@ def check_launch(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert words[:2] == ["launch", "--config_file"]
     load_config_from_file(str(ROOT / words[2]))
-    script = words.index("recipes/sft.py")
+    script = next(i for i, word in enumerate(words) if word.endswith(".py"))
     launch_command_parser().parse_args(words[1 : script + 1])
     monkeypatch.syspath_prepend(str(ROOT / "recipes"))
     monkeypatch.setenv("WORLD_SIZE", "1")
+    if words[script] != "recipes/sft.py":
+        check_options(Path(words[script]).stem, words[script + 1 :])
+        return
     import sft
 
     arguments = [word for word in words[script + 1 :] if word != "--bf16"] + ["--use_cpu"]
@@ -84,6 +87,19 @@ def check_launch(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         assert training.max_steps == int(words[words.index("--max_steps") + 1])
     if "--mask" in words:
         assert recipe.mask == words[words.index("--mask") + 1]
+
+
+def check_options(recipe: str, words: list[str]) -> None:
+    """Options of the other recipes: their own, or training arguments."""
+    import importlib
+    from dataclasses import fields
+
+    from transformers import TrainingArguments
+
+    known = {
+        field.name for kind in (importlib.import_module(recipe).Options, TrainingArguments) for field in fields(kind)
+    }
+    assert {word[2:] for word in words if word.startswith("--")} <= known
 
 
 @pytest.mark.parametrize(("name", "text"), blocks("python"), ids=lambda value: value if ":" in value[:60] else "")

@@ -42,13 +42,14 @@ def prepare_pairs(trainer: Any, model: nn.Module, session: Session) -> None:
         return
     attach(model, session)
 
-    def attach_reference(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        """TRL makes its reference model after all that a callback sees of a trainer's set-up."""
+    def attach_reference(module: nn.Module, args: tuple) -> None:
+        """TRL makes its reference model after all that a callback sees of a trainer's set-up: with the first batch."""
         reference = getattr(trainer, "ref_model", None)
         if reference is not None:
             attach(reference, session)
+        hook.remove()
 
-    base.register_forward_pre_hook(attach_reference, with_kwargs=True)
+    hook = base.register_forward_pre_hook(attach_reference)
 
 
 def _stock_collator(args: Any, pad_token: int, rewards: bool) -> Any:

@@ -43,6 +43,11 @@ def check_trl(trainer: Any) -> None:
         raise ValueError(f"data_collator of {name or type(trainer).__name__} must be {right}")
     if name is None:
         return
+    if trainer.compute_metrics is not None or trainer.args.label_smoothing_factor:
+        raise ValueError(
+            f"compute_metrics and label_smoothing_factor of {name} can't be honoured by DCP, for TRL computes logits of a "
+            "rank's part for them: leave them out"
+        )
     _refuse_prompt_learning(trainer.model)
     config = base_model(trainer.model).config.get_text_config()
     given = getattr(trainer.args, "router_aux_loss_coef", None)

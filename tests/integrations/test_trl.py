@@ -15,8 +15,8 @@ import hf_dcp
 from hf_dcp.data import sharing
 from hf_dcp.integrations import preferences
 from hf_dcp.integrations.trl import packed
-from tests.integrations.small import rows, small_llama
-from tests.integrations.trl_small import differences, dpo, pairs, ranked_pairs, rewards, sft, tokenizer, train, words
+from tests.integrations.small import rows
+from tests.integrations.trl_small import differences, dpo, pairs, ranked_pairs, rewards, sft, train, words
 from tests.multiprocess import run_ranks
 
 os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
@@ -216,18 +216,3 @@ def test_four_ranks_are_one_process(stock: dict[str, Any]) -> None:
         found = differences(result["dp 2"], both)
         # TRL's mean of tokens over ranks weighs tokens, not ranks: these three are the same; the rest are means of pairs
         check(found)
-
-
-def test_a_reference_model_without_hooks_is_named() -> None:
-    from tests.integrations.test_trainer import fresh
-
-    fresh()
-    with pytest.raises(ValueError, match="dcp.attach"):
-        dpo(1, pairs(4), reference=small_llama(seed=1), precompute_ref_log_probs=True)
-
-
-def test_tokenizer_without_padding_token() -> None:
-    tokens = tokenizer()
-    tokens.pad_token = tokens.eos_token = None
-    with pytest.raises(ValueError, match="the tokenizer has no pad_token"):
-        hf_dcp.DcpParallelismConfig(dcp_size=1).preference_collator(tokens)
