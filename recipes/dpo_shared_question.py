@@ -25,6 +25,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import common
@@ -33,7 +34,10 @@ from datasets import Dataset
 from trl import DPOConfig, DPOTrainer
 
 import hf_dcp
-from hf_dcp.data.answers import ranked_pairs
+from hf_dcp.data.answers import check_question, ranked_pairs
+
+QUESTIONS = 400
+"""Of a data set that is made offline."""
 
 
 @dataclass
@@ -45,19 +49,20 @@ def pairs(options: common.Options, tokenizer: Any) -> Dataset:
     """All pairs of ranked answers, those of a question behind each other; a data set of pairs as it is.
 
     Raises:
-        ValueError: for rows that are neither; the text names the row.
+        ValueError: for rows that are neither, or whose question leaves no token for an answer; the text names the row.
     """
-    if options.dataset == "wordnet":
-        data = questions.wordnet()
-    else:
-        data = common.load_rows(options, questions.functions, ())
-    if "chosen" in data.column_names and "rejected" in data.column_names:
-        return data
-    rows = ranked_pairs(data)
-    kept = [row for row in rows if len(tokenizer(row["prompt"])["input_ids"]) < options.max_tokens // 2]
-    if not kept:
-        raise ValueError(f"no question has less than {options.max_tokens // 2} tokens: raise max_tokens")
-    return Dataset.from_list(kept)
+    if options.dataset in ("", "wordnet"):
+        work_dir = Path(options.work_dir)
+        data = questions.wordnet() if options.dataset else questions.functions(work_dir, longest=options.max_tokens)
+        return Dataset.from_list(ranked_pairs(data.select(range(min(QUESTIONS, len(data))))))
+    data = common.load_rows(options, questions.functions, ())
+    given = "chosen" in data.column_names and "rejected" in data.column_names
+    column = "prompt" if given else "question"
+    made = data if given else Dataset.from_list(ranked_pairs(data))
+    for number, question in enumerate(data[column] if column in data.column_names else ()):
+        if isinstance(question, str):
+            check_question(number, len(tokenizer(question)["input_ids"]), options.max_tokens)
+    return made
 
 
 def build(argv: Sequence[str]) -> tuple[Callable[[], dict[str, Any]], Options]:

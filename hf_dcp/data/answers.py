@@ -95,13 +95,18 @@ def shared_question_rows(
     for number, row in enumerate(rows):
         texts = _answers(number, row, question, answers, least=1)
         ids = tokenizer(row[question])["input_ids"]
-        if len(ids) >= max_length:
-            raise ValueError(
-                f"row {number} has a question of {len(ids)} tokens, which leaves none of max_length={max_length} for "
-                "answers: leave it out or raise max_length"
-            )
+        check_question(number, len(ids), max_length)
         encoded = [(tokenizer(text, add_special_tokens=False)["input_ids"] + end) for text in texts]
         yield shared_question_row(ids, [answer[: max_length - len(ids)] for answer in encoded], number)
+
+
+def check_question(number: int, tokens: int, max_length: int) -> None:
+    """Raise ValueError if a row's question fills ``max_length``."""
+    if tokens >= max_length:
+        raise ValueError(
+            f"row {number} has a question of {tokens} tokens, which leaves none of max_length={max_length} for answers: "
+            "leave it out or raise the maximum"
+        )
 
 
 def _answers(number: int, row: Mapping[str, Any], question: str, answers: str, least: int) -> list[Any]:

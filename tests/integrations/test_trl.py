@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
-from datasets import Dataset, disable_progress_bars
+from datasets import Dataset, disable_progress_bars, load_from_disk
 from peft import LoraConfig
 
 import hf_dcp
@@ -92,8 +93,12 @@ def sft_case(name: str, dcp_size: int | None) -> dict[str, Any]:
     return train(sft, dcp_size, data, **options)
 
 
-def all_cases(dcp_size: int | None) -> dict[str, Any]:
-    answers = {f"dpo {name}": train(dpo, dcp_size, pairs(), **options) for name, options in DPO.items()}
+def all_cases(dcp_size: int | None, folder: str) -> dict[str, Any]:
+    """Results of all cases. ``folder`` holds `pairs`, where TRL keeps the log-probabilities that it computes beforehand."""
+    answers = {}
+    for name, options in DPO.items():
+        data = load_from_disk(folder) if name == "precomputed" else pairs()
+        answers[f"dpo {name}"] = train(dpo, dcp_size, data, **options)
     ranked = {"per_device_train_batch_size": RANKED * (RANKED - 1) // 2, "max_steps": 3}
     answers["dpo ranked"] = train(dpo, dcp_size, ranked_pairs(3, RANKED), **ranked)
     few = {"max_steps": 3, "eval_dataset": pairs(5, seed=9), "center_rewards_coefficient": 0.1}
@@ -121,20 +126,26 @@ def controls(dcp_size: int) -> dict[str, Any]:
     return answers
 
 
-def on_ranks() -> str:
+def on_ranks(folder: str) -> str:
     disable_progress_bars()
     world = dist.get_world_size()
-    return json.dumps(all_cases(world) | controls(world))
+    return json.dumps(all_cases(world, folder) | controls(world))
+
+
+def on_disk(folder: Path) -> str:
+    pairs().save_to_disk(str(folder))
+    return str(folder)
 
 
 @pytest.fixture(scope="module")
-def stock() -> dict[str, Any]:
-    return all_cases(None)
+def stock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return all_cases(None, on_disk(tmp_path_factory.mktemp("stock") / "pairs"))
 
 
 @pytest.fixture(scope="module")
-def on_two() -> list[dict[str, Any]]:
-    return [json.loads(text) for text in run_ranks(on_ranks, 2, timeout=280)]
+def on_two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = on_disk(tmp_path_factory.mktemp("two") / "pairs")
+    return [json.loads(text) for text in run_ranks(on_ranks, 2, folder, timeout=280)]
 
 
 def check(found: dict[str, float]) -> None:

@@ -18,6 +18,8 @@ from tests.multiprocess import run_ranks
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "recipes"))
 TRAINER = ["--dataloader_num_workers", "0", "--disable_tqdm", "1", "--learning_rate", "3e-3", "--warmup_steps", "0"]
+QUESTION = {"question": "a", "answers": ["a", "b"]}
+LONG = {"question": "a b c d", "answers": ["a", "b"]}
 TEXTS = ["--max_steps", "4", "--max_tokens", "400"]
 RECIPES: dict[str, list[str]] = {
     "dpo_shared_question": ["--max_steps", "4", "--max_tokens", "512", *TRAINER],
