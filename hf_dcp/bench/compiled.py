@@ -64,18 +64,20 @@ class Compiled:
 
 
 def variants(full: bool = True) -> Iterator[Variant]:
-    """Every configuration that is shipped, or the defaults for the head dims 64, 128 and 256."""
+    """Every shape that is shipped, for every head dim, and other packings, types and features of head dim 128.
+
+    Args:
+        full: or else the default shapes for the head dims 64 and 128 alone.
+    """
     for kernel in KERNELS:
-        for head_dim in HEAD_DIMS if full else (64, 128, 256):
-            for n, shape in enumerate(tuning.shapes(kernel, head_dim)):
-                if n == 0 or full:
-                    yield Variant(kernel, head_dim, shape)
-            default = tuning.shapes(kernel, head_dim)[0]
-            if full:
-                yield Variant(kernel, head_dim, default, pack=1)
-                yield Variant(kernel, head_dim, default, pack=7)
-                yield Variant(kernel, head_dim, default, dtype="fp16")
-                yield Variant(kernel, head_dim, default, capped=True)
+        for head_dim in HEAD_DIMS if full else (64, 128):
+            shapes = tuning.shapes(kernel, head_dim)
+            yield from (Variant(kernel, head_dim, shape) for shape in (shapes if full else shapes[:1]))
+        if full:
+            default = tuning.shapes(kernel, 128)[0]
+            yield from (Variant(kernel, 128, default, pack=pack) for pack in (1, 7))
+            yield Variant(kernel, 128, default, dtype="fp16")
+            yield Variant(kernel, 128, default, capped=True)
 
 
 def compile_variant(variant: Variant, capability: int) -> Compiled:

@@ -18,6 +18,7 @@ from hf_dcp.integrations.trl_model import watch_log_probs
 from hf_dcp.lookahead.batch_plan import BatchPlan
 from hf_dcp.lookahead.session import Session
 from hf_dcp.runtime import DcpPlan, find_communicator
+from hf_dcp.runtime.kernels.choose import choose_kernel
 
 _bound: weakref.WeakKeyDictionary[nn.Module, Binding] = weakref.WeakKeyDictionary()
 
@@ -26,11 +27,12 @@ def attach(model: nn.Module, session: Session) -> None:
     """Check ``model``, tell the session its attention, and watch its forward calls.
 
     Raises:
-        ValueError: if DCP can't run the model.
+        ValueError: if DCP can't run the model, or the kernels of the settings can't run here.
     """
     found = check_attention(model, autocast_dtype())
     base = base_model(model)
     coefficient = router_coefficient(base)
+    choose_kernel(session.config.kernel, run_device(), found.shape.dtype, found.shape.head_dim)
     session.bind(found.shape)
     if base in _bound:
         _bound[base].session = session
@@ -41,6 +43,11 @@ def attach(model: nn.Module, session: Session) -> None:
     base.register_forward_pre_hook(binding.before, with_kwargs=True)
     base.register_forward_hook(binding.after, with_kwargs=True)
     watch_log_probs(base)
+
+
+def run_device() -> torch.device:
+    """Where Accelerate runs models; the CPU as long as it doesn't run."""
+    return AcceleratorState().device if AcceleratorState._shared_state else torch.device("cpu")
 
 
 def autocast_dtype() -> torch.dtype | None:

@@ -57,7 +57,9 @@ class BatchPlan(DcpPlan):
         """The same plan for another device; itself if it is there already, or if no device is named."""
         if not isinstance(device, (str, torch.device, int)) or torch.device(device) == self.device:
             return self
-        return BatchPlan(**(self.__getstate__() | {"device": torch.device(device)}))
+        moved = BatchPlan(**(self.__getstate__() | {"device": torch.device(device)}))
+        moved.prepare()
+        return moved
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("report", "origin", "wait_s", "store_bytes", "trouble", "lengths", "ready_at")

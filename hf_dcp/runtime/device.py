@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_dcp.planning.plan import RankPlan, WindowPlan
+from hf_dcp.planning.plan import Op, RankPlan, WindowPlan
 from hf_dcp.runtime.kernels import tuning
 from hf_dcp.runtime.kernels.interpreter import interpreted
 from hf_dcp.runtime.kernels.tables import ROWS, BlockTables, key_of
@@ -21,6 +21,7 @@ from hf_dcp.runtime.kernels.triton import DeviceTiles, Source, TritonKernel, ali
 from hf_dcp.runtime.messages import PreparedMessage
 from hf_dcp.runtime.passes import Backward, Features, Forward, ForwardResult, _Run
 from hf_dcp.runtime.rows import Rows
+from hf_dcp.runtime.streams import annotated
 
 if TYPE_CHECKING:
     from hf_dcp.runtime.executor import Executor
@@ -72,6 +73,11 @@ class _DeviceRun(_Run):
             exact=interpreted() or executor.dtype == torch.float32,
         )
         self.configs = executor.configs
+
+    def step(self, op: Op, argument: int) -> None:
+        """Execute one instruction, under its name in NVIDIA's profilers."""
+        with annotated(self.executor.device, f"{self.which} {op.name.lower()} {argument}"):
+            super().step(op, argument)
 
     def inputs(self, x: Tensor, remote: int) -> Rows:
         """Rows of an input [1, heads, S, D] in its own type; remote ones only as far as they are copied."""

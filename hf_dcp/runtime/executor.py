@@ -61,6 +61,9 @@ class Executor:
         """Shared by all plans of a communicator."""
         return BufferPool(self.device) if self.communicator is None else self.communicator.buffers(self.device)
 
+    def prepare(self) -> None:
+        """Make ahead of the first layer what all layers share; here they make it as they need it."""
+
     def prepared(self, window: int | None, which: str, keep: bool = False) -> Prepared:
         """What the calls of one window and pass share.
 

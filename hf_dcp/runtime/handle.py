@@ -86,7 +86,14 @@ class DcpPlan:
         """The same plan for another device; itself if it is there already, or if no device is named."""
         if not isinstance(device, (str, torch.device, int)) or torch.device(device) == self.device:
             return self
-        return DcpPlan(self.rank_plan, self.communicator, self.backward_kv, torch.device(device), self.kernel)
+        moved = DcpPlan(self.rank_plan, self.communicator, self.backward_kv, torch.device(device), self.kernel)
+        moved.prepare()
+        return moved
+
+    def prepare(self) -> None:
+        """Bring to a GPU, without waiting, the tables that all layers read; on a CPU layers make what they need."""
+        if self.device.type == "cuda":
+            self.executor.prepare()
 
     def pin_memory(self) -> DcpPlan:
         """Itself: nothing in it is copied to devices in bulk."""
