@@ -50,6 +50,10 @@ class _DeviceRun(_Run):
 
     in_place: ClassVar[bool] = True
     """Whether kernels read received rows where they arrived; otherwise they are copied into the order of places."""
+    executor: Any
+    """A `hf_dcp.runtime.device_executor.DeviceExecutor`."""
+    exchanges: Any
+    """`hf_dcp.runtime.streams.DeviceExchanges`"""
     tables: BlockTables
     arena: Tensor
     triton: TritonKernel
@@ -169,9 +173,9 @@ class DeviceBackward(_DeviceRun, Backward):
 
     def attend(self, division: int) -> None:
         work: Any = self.prepared.calls[division]
-        inputs = [self.source(name) for name in ("q", "grad", "k", "v")]
+        q, grad, k, v = (self.source(name) for name in ("q", "grad", "k", "v"))
         lse, delta, dq, dk, dv = (self.tensors[name] for name in ("lse", "delta", "dq", "dk", "dv"))
         config = self.configs["dq"]
-        self.triton.backward_q(work.tiles(config), config, *inputs, lse, delta, dq)
+        self.triton.backward_q(work.tiles(config), config, q, grad, k, v, lse, delta, dq)
         config = self.configs["dkv"]
-        self.triton.backward_kv(work.tiles(config), config, *inputs, lse, delta, dk, dv)
+        self.triton.backward_kv(work.tiles(config), config, q, grad, k, v, lse, delta, dk, dv)

@@ -98,13 +98,13 @@ class SimulatedRanks:
         """
         mine = [[self._rows(x, tokens) for x in (inputs.q, inputs.k, inputs.v)] for tokens in self.tokens]
         sinks = None if inputs.sinks is None else inputs.sinks.to(self.device)
-        runs = [e.forward_pass(e, features, *x, sinks) for e, x in zip(self.executors, mine)]
+        runs = [e.forward_pass(e, features, q, k, v, sinks) for e, (q, k, v) in zip(self.executors, mine)]
         self._take_turns(runs)
         forward = [run.results() for run in runs]
         grads = [self._rows(inputs.dout, tokens).transpose(1, 2) for tokens in self.tokens]
         backward = [
-            e.backward_pass(e, features, grad, *x, sinks, result)
-            for e, grad, x, result in zip(self.executors, grads, mine, forward)
+            e.backward_pass(e, features, grad, q, k, v, sinks, result)
+            for e, grad, (q, k, v), result in zip(self.executors, grads, mine, forward)
         ]
         self._take_turns(backward)
         gradients = [run.results() for run in backward]
