@@ -1,1 +1,1 @@
-"""Measuring attention under different plans, side by side: what `hf-dcp bench attention` does."""
+"""Measurements: plans, attention, kernels, rates: what `hf-dcp bench` does. Nothing of `planner*` or `batches` needs torch."""
