@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from hf_dcp.data.rows import IGNORE
 from hf_dcp.integrations.models import base_model, check_attention
-from hf_dcp.integrations.rope import GroupPositions
+from hf_dcp.integrations.rope import GroupPositions, depends_on_length
 from hf_dcp.integrations.router import RouterLoss, router_coefficient
 from hf_dcp.integrations.trl_model import watch_log_probs
 from hf_dcp.lookahead.batch_plan import BatchPlan
 from hf_dcp.lookahead.session import Session
 from hf_dcp.runtime import DcpPlan, find_communicator
+from hf_dcp.runtime.handle import find_plan
 from hf_dcp.runtime.kernels.choose import choose_kernel
 
 _bound: weakref.WeakKeyDictionary[nn.Module, Binding] = weakref.WeakKeyDictionary()
@@ -32,6 +33,8 @@ def attach(model: nn.Module, session: Session) -> None:
     found = check_attention(model, autocast_dtype())
     base = base_model(model)
     coefficient = router_coefficient(base)
+    if is_compiled(base):
+        _refuse_compiled(base, session)
     choose_kernel(session.config.kernel, run_device(), found.shape.dtype, found.shape.head_dim)
     session.bind(found.shape)
     if base in _bound:
@@ -43,6 +46,29 @@ def attach(model: nn.Module, session: Session) -> None:
     base.register_forward_pre_hook(binding.before, with_kwargs=True)
     base.register_forward_hook(binding.after, with_kwargs=True)
     watch_log_probs(base)
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether ``model.forward = torch.compile(model.forward)`` was said: hooks then stay outside of the graph."""
+    return hasattr(model.forward, "_torchdynamo_orig_callable")
+
+
+def plan_of(kwargs: dict[str, Any]) -> DcpPlan | None:
+    """The plan among the arguments of a forward; a compiled one has got its handle."""
+    plan = kwargs.get("dcp_plan")
+    if type(plan) is int:
+        return find_plan(plan)
+    return plan if isinstance(plan, DcpPlan) else None
+
+
+def _refuse_compiled(model: nn.Module, session: Session) -> None:
+    if session.config.backward_kv == "keep":
+        raise ValueError('backward_kv="keep" can\'t be honoured in a compiled forward: use "refetch"')
+    if any(depends_on_length(getattr(module, "rope_type", None)) for module in model.modules()):
+        raise ValueError(
+            f"{type(model).__name__} has a RoPE that depends on the longest position, which can't be compiled with DCP: "
+            "leave model.forward as it is"
+        )
 
 
 def run_device() -> torch.device:
@@ -73,19 +99,21 @@ class Binding:
         self._checked = False
         self._calls_before = 0
 
-    def before(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        plan = kwargs.get("dcp_plan")
-        self.positions.plan = plan if isinstance(plan, DcpPlan) else None
+    def before(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+        """Note the plan; a compiled forward gets its handle, as it would be compiled anew for every plan object."""
+        plan = self.positions.plan = plan_of(kwargs)
+        if plan is None:
+            return None
         if isinstance(plan, BatchPlan):
             self.session.see(plan)
-        if isinstance(plan, DcpPlan):
-            self._calls_before = plan.stats.calls["forward"]
+        self._calls_before = plan.stats.calls["forward"]
+        return (args, kwargs | {"dcp_plan": plan.handle}) if is_compiled(module) else None
 
     def after(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
         """After the first call, count calls of attention; then correct what is not a sum over a rank's tokens."""
         self.positions.plan = None
-        plan = kwargs.get("dcp_plan")
-        if not isinstance(plan, DcpPlan):
+        plan = plan_of(kwargs)
+        if plan is None:
             return output
         if not self._checked:
             self._check_calls(module, plan.stats.calls["forward"] - self._calls_before)

@@ -28,7 +28,7 @@ class GroupPositions:
         self.plan: DcpPlan | None = None
         """That of the forward that is running."""
         for module in model.modules():
-            if _depends_on_length(getattr(module, "rope_type", None)):
+            if depends_on_length(getattr(module, "rope_type", None)):
                 module.register_forward_pre_hook(self._before, with_kwargs=True)
                 module.register_forward_hook(self._after)
 
@@ -51,7 +51,7 @@ class GroupPositions:
         return output if self.plan is None else tree_map_only(Tensor, lambda x: x[..., :-1, :], output)
 
 
-def _depends_on_length(kind: Any) -> bool:
-    """``kind``: a RoPE type, or one for each type of layer."""
+def depends_on_length(kind: Any) -> bool:
+    """Whether angles depend on the longest position. ``kind``: a RoPE type, or one for each type of layer."""
     kinds = kind.values() if isinstance(kind, dict) else [kind]
     return any(isinstance(k, str) and any(word in k for word in KINDS) for k in kinds)

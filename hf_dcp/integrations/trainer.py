@@ -11,6 +11,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from hf_dcp.data.collator import DcpCollator
 from hf_dcp.integrations.accelerate import DcpParallelismConfig
+from hf_dcp.integrations.binding import plan_of
 from hf_dcp.integrations.evaluation import Evaluation, ShiftedLabelSmoother
 from hf_dcp.integrations.models import base_model
 from hf_dcp.integrations.preferences import PreferenceCollator
@@ -76,7 +77,7 @@ class DcpStatsCallback(TrainerCallback):
             trainer.label_smoother = ShiftedLabelSmoother(trainer, evaluation)
 
         def before_forward(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-            plan = kwargs.get("dcp_plan")
+            plan = plan_of(kwargs)
             if not isinstance(plan, BatchPlan):
                 return
             evaluation.start(plan)

@@ -71,7 +71,12 @@ def _rules(args: TrainingArguments) -> list[tuple[str, bool, str]]:
             args.neftune_noise_alpha is not None,
             "each rank would draw other noise, of a size that depends on how many tokens it has; leave it out",
         ),
-        ("torch_compile", args.torch_compile, "it is not supported yet; leave it out"),
+        (
+            "torch_compile",
+            args.torch_compile,
+            "the graph would be made anew for every plan; leave it out, and say "
+            "model.forward = torch.compile(model.forward, dynamic=True) before the Trainer is built",
+        ),
         ("use_liger_kernel", args.use_liger_kernel, "its loss was not tested with cut sequences; leave it out"),
         ("auto_find_batch_size", args.auto_find_batch_size, "lower tokens_per_batch instead"),
         ("deepspeed", bool(args.deepspeed), "use DDP or FSDP"),

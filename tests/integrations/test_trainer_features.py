@@ -90,7 +90,9 @@ def accuracy(prediction: EvalPrediction) -> dict[str, float]:
     logits, labels = prediction.predictions[:, :-1], prediction.label_ids[:, 1:]
     kept = labels != IGNORE
     best = logits if logits.ndim == 2 else logits.argmax(-1)
-    return {"accuracy": float((best == labels)[kept].mean()), "labels": int(kept.sum())}
+    values = best if logits.ndim == 2 else np.take_along_axis(logits, np.maximum(labels, 0)[..., None], -1)[..., 0]
+    right = float((best == labels)[kept].mean())
+    return {"accuracy": right, "labels": int(kept.sum()), "score": float(values[kept].mean())}
 
 
 def predicted(trainer: Trainer) -> dict[str, Any]:
@@ -99,7 +101,9 @@ def predicted(trainer: Trainer) -> dict[str, Any]:
     return {
         "logits": [found.predictions[i, : row["length"]].ravel().tolist() for i, row in enumerate(EVALUATION)],
         "labels": np.asarray(found.label_ids).tolist(),
-        "metrics": {k: v for k, v in found.metrics.items() if k.split("_")[1] in ("loss", "accuracy", "labels")},
+        "metrics": {
+            k: v for k, v in found.metrics.items() if k.split("_")[1] in ("loss", "accuracy", "labels", "score")
+        },
         "shape": list(found.predictions.shape[:2]),
     }
 
@@ -132,6 +136,24 @@ def gemma3(attention: str) -> PreTrainedModel:
     return EXACT["Gemma3 (local and global layers)"].make(attention)
 
 
+def compiled(attention: str) -> PreTrainedModel:
+    """Its forward in one graph for all plans, but for the stock one, which is not compiled."""
+    model = small_llama(attention)
+    if attention == "dcp":
+        GRAPHS.clear()
+        model.forward = torch.compile(model.forward, backend=count_graph, dynamic=True, fullgraph=True)
+    return model
+
+
+GRAPHS: list[int] = []
+
+
+def count_graph(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+    """A backend that traces forward and backward, and runs them with the kernels of eager mode."""
+    GRAPHS.append(len(inputs))
+    return torch._dynamo.backends.registry.lookup_backend("aot_eager")(graph, inputs)
+
+
 CHECKPOINTING: dict[str, Any] = {"gradient_checkpointing": True, "max_steps": 2}
 
 
@@ -151,6 +173,7 @@ def features(dcp_size: int, folder: str) -> dict[str, Any]:
         ),
         "best model": best_model(dcp_size, folder),
         "bf16": trained(trainer_of(dcp_size, bf16=True)),
+        "compiled": trained(trainer_of(dcp_size, compiled)) | {"graphs": len(GRAPHS)},
         "predict": predicted(trainer_of(dcp_size, extra=dict(metrics))),
         "preprocessed": predicted(trainer_of(dcp_size, extra=metrics | {"preprocess_logits_for_metrics": argmax})),
         "in batches": trainer_of(dcp_size, extra={"compute_metrics": Batchwise()}, batch_eval_metrics=True).evaluate(),
@@ -220,7 +243,16 @@ def two_groups() -> dict[str, Any]:
     return run(4, 2)[-1]
 
 
-TRAINED = ["label smoothing", "router loss", "longrope", "local layers", "reentrant", "not reentrant", "best model"]
+TRAINED = [
+    "compiled",
+    "label smoothing",
+    "router loss",
+    "longrope",
+    "local layers",
+    "reentrant",
+    "not reentrant",
+    "best model",
+]
 ALL_TRAINED = {"label smoothing", "router loss", "longrope", "local layers"}
 
 
@@ -238,6 +270,12 @@ def test_training_equals_stock(name: str, two_ranks: dict[str, Any], stock: dict
     check_trained(two_ranks[name], stock[name])
     if name in ALL_TRAINED:
         assert len(stock[name]["eval"]) == 2
+
+
+def test_one_graph_for_all_plans(two_ranks: dict[str, Any]) -> None:
+    """Six batches with as many plans; a second graph may come when a size turns out to change."""
+    assert two_ranks["compiled"]["steps"] == 3
+    assert 1 <= two_ranks["compiled"]["graphs"] <= 2
 
 
 def test_the_best_model_is_chosen_and_training_stops_early(two_ranks: dict[str, Any], stock: dict[str, Any]) -> None:
