@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -165,7 +165,7 @@ def evaluate(work: tuple[Sequence[int], str, Setting]) -> dict[str, Outcome]:
 
 def evaluate_all(
     batches: Sequence[Sequence[int]], mask: str, setting: Setting, processes: int
-) -> Iterator[dict[str, Outcome]]:
+) -> Generator[dict[str, Outcome], None, None]:
     """`evaluate` of every batch, as they are done, in so many processes; a caller that stops early ends them."""
     import multiprocessing
 

@@ -29,7 +29,8 @@ def draw(scene: Scene, file: Path, group: int = 0) -> None:
     longest = sorted(range(len(scene.sequences)), key=lambda s: -scene.sequences[s].length)[:PANELS]
     with rc_context({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "hf_dcp"}):
         figure = Figure(figsize=(13, 8.4), layout="constrained")
-        upper, lower = figure.subfigures(2, 1, height_ratios=(1.1, 1))
+        halves: Any = figure.subfigures(2, 1, height_ratios=(1.1, 1))
+        upper, lower = halves
         columns = min(4, len(longest))
         panels = np.ravel(upper.subplots(-(-len(longest) // columns), columns, squeeze=False))
         for axis in panels:
