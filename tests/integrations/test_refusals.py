@@ -13,6 +13,7 @@ import torch.distributed as dist
 import hf_dcp
 from hf_dcp.data.collator import DcpCollator
 from hf_dcp.integrations.process_groups import gather_texts
+from hf_dcp.integrations.trainer_checks import check_arguments
 from tests.integrations.small import VOCABULARY, rows, small_llama
 from tests.integrations.test_trainer import build, fresh
 from tests.multiprocess import run_ranks
@@ -63,6 +64,18 @@ def test_trainer_settings_are_refused_when_it_is_built(name: str) -> None:
     fresh()
     with pytest.raises(ValueError, match=text):
         build(1, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("deepspeed", "zero.json"), ("use_liger_kernel", True), ("auto_find_batch_size", True), ("_n_gpu", 2)],
+)
+def test_arguments_for_which_a_library_or_a_device_is_missing_here_are_refused_too(name: str, value: Any) -> None:
+    fresh()
+    args = build(1).args
+    setattr(args, name, value)
+    with pytest.raises(ValueError, match=f"{name.strip('_')}=.* can't be honoured by DCP"):
+        check_arguments(args)
 
 
 def test_models_are_refused_when_the_trainer_is_built() -> None:
