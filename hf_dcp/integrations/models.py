@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 
 from hf_dcp.integrations.attention import NAME
-from hf_dcp.integrations.probe import Probe, ProbeFailure, probe
+from hf_dcp.integrations.probe import Probe, ProbeFailure, model_class, probe
 from hf_dcp.planning.batch import ModelShape
 
 DTYPE_NAMES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -161,7 +161,7 @@ def _attention_of(model: PreTrainedModel, dtype: torch.dtype | None) -> ModelAtt
 
 
 def _probe(model: PreTrainedModel) -> Probe:
-    key = (type(model), model.config.to_json_string(use_diff=False))
+    key = (model_class(model), model.config.to_json_string(use_diff=False))
     if key not in _SEEN:
         try:
             _SEEN[key] = probe(model)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_any, tree_map_only
 from transformers import PreTrainedModel
@@ -42,6 +43,11 @@ class Probe:
     convolutions: int = 0
 
 
+def model_class(model: PreTrainedModel) -> type[PreTrainedModel]:
+    """The class of Transformers, from which FSDP2 makes one of its own."""
+    return next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
+
+
 def probe(model: PreTrainedModel) -> Probe:
     """One forward of a copy of ``model`` in training mode.
 
@@ -52,7 +58,9 @@ def probe(model: PreTrainedModel) -> Probe:
     seen, recorder = Probe(), Recorder()
     try:
         with torch.device("meta"), _quiet():
-            twin = type(model)._from_config(copy.deepcopy(model.config), attn_implementation=NAME, dtype=torch.bfloat16)
+            twin = model_class(model)._from_config(
+                copy.deepcopy(model.config), attn_implementation=NAME, dtype=torch.bfloat16
+            )
         ids = torch.arange(TOKENS)[None] % 2 + 1
         arguments = {"position_ids": torch.arange(TOKENS)[None], "use_cache": False, "dcp_plan": recorder}
         with torch.no_grad(), _WithoutNumbers(seen):

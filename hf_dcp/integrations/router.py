@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hf_dcp.integrations.probe import model_class
 from hf_dcp.runtime import DcpPlan, find_communicator
 
 STOCK = "load_balancing_loss_func"
@@ -26,7 +27,7 @@ def router_coefficient(model: PreTrainedModel) -> float:
     coefficient = getattr(config, "router_aux_loss_coef", 0) or 0
     if not getattr(config, "output_router_logits", False) or not coefficient:
         return 0.0
-    if not hasattr(sys.modules[type(model).__module__], STOCK) or not hasattr(config, "num_experts_per_tok"):
+    if not hasattr(sys.modules[model_class(model).__module__], STOCK) or not hasattr(config, "num_experts_per_tok"):
         raise ValueError(
             f"{type(model).__name__} adds a router loss that is not Mixtral's, which DCP does not know: set "
             "output_router_logits=False"

@@ -15,7 +15,10 @@ from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
+    LlamaForCausalLM,
     LlamaForSequenceClassification,
+    MixtralConfig,
+    MixtralForCausalLM,
     MptConfig,
     MptForCausalLM,
     OPTConfig,
@@ -25,6 +28,7 @@ from transformers import (
 )
 
 from hf_dcp.integrations.models import check_model, find_models
+from hf_dcp.integrations.router import router_coefficient
 from hf_dcp.integrations.versions import BEFORE, OLDEST, check_versions
 from tests.integrations.small import BASE, small_llama, small_qwen
 
@@ -74,6 +78,35 @@ def test_models_that_cannot_be_built_with_dcp_are_refused_with_another_attention
     model = kind._from_config(config, attn_implementation="eager")
     with pytest.raises(ValueError, match="does not take its attention"):
         check_model(model)
+
+
+def test_heads_are_those_of_a_tensor_parallel_rank() -> None:
+    model = small_llama()
+    model._tp_size = 2
+    shape = check_model(model)
+    assert (shape.heads, shape.kv_heads, shape.head_dim) == (2, 1, 8)
+    model._tp_size = 3
+    with pytest.raises(ValueError, match="4 heads and 2 KV heads, which 3 tensor parallel ranks can't divide"):
+        check_model(model)
+
+
+def test_a_router_loss_of_another_kind_is_refused() -> None:
+    config = MixtralConfig(**BASE, num_local_experts=4, num_experts_per_tok=2, output_router_logits=True)
+    model = _from(MixtralForCausalLM, config)
+    assert router_coefficient(model) == config.router_aux_loss_coef
+    other = small_llama()
+    other.config.output_router_logits, other.config.router_aux_loss_coef = True, 0.1
+    with pytest.raises(ValueError, match="LlamaForCausalLM adds a router loss that is not Mixtral's"):
+        router_coefficient(other)
+
+
+def test_a_model_is_tried_out_without_memory_or_weights() -> None:
+    """As large as a model of 70 billion parameters; it would not fit here."""
+    with torch.device("meta"):
+        sizes = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 3, "num_attention_heads": 64}
+        model = _from(LlamaForCausalLM, LlamaConfig(**sizes, num_key_value_heads=8))
+    shape = check_model(model)
+    assert (shape.heads, shape.kv_heads, shape.head_dim, shape.windows) == (64, 8, 128, ((None, 3),))
 
 
 def test_dropout_of_hidden_states_is_allowed() -> None:
