@@ -18,6 +18,8 @@ UNITS, UNITS_ALONE, UNITS_PER_BLOCK = 2000, 600, 8
 this many for every block."""
 PARTS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 """Into how many blocks a device's mean tokens may be cut."""
+SLOT_SHARE = 0.9
+"""Blocks of several sequences use this share of the tolerance in tokens."""
 SAMPLES = 4096
 """About so many rows of a sequence tell how many tiles it makes."""
 MOST_HEAVY = 16
@@ -54,15 +56,15 @@ def choose_layout(batch: BatchSpec, topology: Topology, shape: ModelShape, confi
     groups = head_groups(shape, config)
     if config.block_size != "auto":
         return Layout(config.block_size, groups)
-    outline = Outline(batch)
+    outline = Outline(batch, config.token_tolerance)
     return Layout(outline.cut(outline.sizes(topology, groups, config)[0]), groups)
 
 
 class Outline:
     """What is known of a batch without tiles: segments of its sequences, and how many tiles a block size would make."""
 
-    def __init__(self, batch: BatchSpec) -> None:
-        self.batch = batch
+    def __init__(self, batch: BatchSpec, tolerance: float) -> None:
+        self.batch, self.tolerance = batch, tolerance
         known: dict[int, np.ndarray] = {}
         for ranges in batch.ranges:
             if id(ranges) not in known:  # equal sequences share one array
@@ -71,11 +73,19 @@ class Outline:
         """First tokens of the segments of every sequence."""
 
     def cut(self, size: int) -> list[np.ndarray]:
-        """Block starts of every sequence: each segment in equal blocks of about ``size`` tokens."""
+        """Block starts of every sequence, each segment cut alone: a single sequence in equal blocks of about ``size`` tokens.
+
+        Several in blocks of which a device can hold as many as of ``size``, tolerance used, and a shorter one at the end:
+        any block may change places with another, and short ones even out what is left.
+        """
+        if len(self.batch.lengths) == 1:
+            parts = _equal_parts
+        else:
+            parts, size = _full_parts, max(1, int(size * (1 + SLOT_SHARE * self.tolerance)))
         result = []
         for begins, length in zip(self.segments, self.batch.lengths, strict=True):
             ends = np.append(begins[1:], length)
-            result.append(np.concatenate([a + _equal_parts(b - a, size) for a, b in zip(begins, ends, strict=True)]))
+            result.append(np.concatenate([a + parts(b - a, size) for a, b in zip(begins, ends, strict=True)]))
         return result
 
     def blocks(self, size: int) -> np.ndarray:
@@ -158,3 +168,7 @@ def _blocks_touched(ranges, size, step):
 def _equal_parts(length: int, size: int) -> np.ndarray:
     count = max(1, round(length / size))
     return np.arange(count, dtype=np.int64) * length // count
+
+
+def _full_parts(length: int, size: int) -> np.ndarray:
+    return np.arange(0, length, size, dtype=np.int64)

@@ -10,8 +10,9 @@ from hf_dcp.planning.problem import Problem
 
 MOST_SEGMENTS = 64
 """A sequence with more segments than this is one piece."""
-PACKING_TRIES = 4000
-"""Moves and swaps of whole pieces between bins."""
+PACKINGS, PACKING_TRIES, SHAKEN = 24, 1000, 6
+"""So many packings are tried, each with so many moves and swaps of whole pieces between bins, after so many were put
+anywhere."""
 
 
 def block_work(problem: Problem) -> np.ndarray:
@@ -89,7 +90,7 @@ def pack_pieces(
     order = np.argsort(-of_piece.max(1), kind="stable")
     limit = room[:, None] * (1 + np.array(slack))
     tries = PACKING_TRIES if len(room) > 1 and len(begin) > 1 else 0
-    whole = _pack_whole(of_piece, order, limit, tries, np.uint64(2 * seed + 1))
+    whole = _pack_whole(of_piece, order, limit, PACKINGS, tries, np.uint64(2 * seed + 1))
     result = np.repeat(whole, np.diff(np.append(begin, len(piece))))
     _cut_off(share, np.append(begin, len(piece)), result, limit)
     return result
@@ -102,19 +103,44 @@ def _over(load, limit, b):
 
 
 @nb.njit(cache=True)
-def _pack_whole(share, order, limit, tries, seed):
-    """Largest first, then random moves and swaps that don't make it worse: int32[pieces]."""
-    bins, load = len(limit), np.zeros(limit.shape)
-    home = np.zeros(len(share), np.int32)
+def _pack_whole(share, order, limit, restarts, tries, seed):
+    """The best of several packings: int32[pieces]. The first begins largest first, the others from the best so far, shaken."""
+    rng = np.array([seed * np.uint64(0x9E3779B97F4A7C15)], np.uint64)
+    home = _largest_first(share, order, limit)
+    best, least = home.copy(), np.inf
+    for restart in range(restarts + 1):
+        if restart > 0:
+            home = best.copy()
+            for _ in range(SHAKEN):
+                home[random_below(rng, len(share))] = random_below(rng, len(limit))
+        over = _improve_packing(share, limit, home, tries, rng)
+        if over < least:
+            best, least = home.copy(), over
+        if least == 0.0:
+            break
+    return best
+
+
+@nb.njit(cache=True)
+def _largest_first(share, order, limit):
+    load, home = np.zeros(limit.shape), np.zeros(len(share), np.int32)
     for p in order:
         best, best_full = 0, np.inf
-        for b in range(bins):
+        for b in range(len(limit)):
             full = max((load[b, 0] + share[p, 0]) / limit[b, 0], (load[b, 1] + share[p, 1]) / limit[b, 1])
             if full < best_full:
                 best, best_full = b, full
         home[p] = best
         load[best] += share[p]
-    rng = np.array([seed * np.uint64(0x9E3779B97F4A7C15)], np.uint64)
+    return home
+
+
+@nb.njit(cache=True)
+def _improve_packing(share, limit, home, tries, rng):
+    """Random moves and swaps that don't make it worse; returns how far all bins are above their limits."""
+    load = np.zeros(limit.shape)
+    for p in range(len(share)):
+        load[home[p]] += share[p]
     for _ in range(tries):
         p, q = random_below(rng, len(share)), random_below(rng, len(share))
         a, b = home[p], home[q]
@@ -134,7 +160,10 @@ def _pack_whole(share, order, limit, tries, seed):
         else:
             load[a] += change
             load[b] -= change
-    return home
+    over = 0.0
+    for b in range(len(limit)):
+        over += _over(load, limit, b)
+    return over
 
 
 @nb.njit(cache=True)

@@ -14,7 +14,8 @@ from hf_dcp.planning.objective import Score, evaluate
 from hf_dcp.planning.placement.auto import Outline, head_groups
 from hf_dcp.planning.placement.copies import Copies, find_copies
 from hf_dcp.planning.placement.named import solver_placement, static_placement
-from hf_dcp.planning.placement.pieces import block_work, pack_pieces, segment_pieces, sequence_pieces
+from hf_dcp.planning.placement.nodes import node_seeds
+from hf_dcp.planning.placement.pieces import sequence_pieces
 from hf_dcp.planning.placement.refine import refine
 from hf_dcp.planning.placement.seeds import Seed, bisected, contiguous, dealt, laid
 from hf_dcp.planning.placement.state import (
@@ -23,11 +24,9 @@ from hf_dcp.planning.placement.state import (
     cost_of,
     make_graph,
     make_state,
-    node_graph,
     penalty_of,
     within_limits,
 )
-from hf_dcp.planning.placement.zigzag import nested_bands
 from hf_dcp.planning.problem import Placement, Problem, build_problem
 from hf_dcp.planning.static.layout import SCHEMES, Grid
 from hf_dcp.planning.tiles import make_blocks, make_tiles
@@ -36,27 +35,22 @@ RIVALS = {"ring": 1, "zigzag": 2, "head-ring": 2}
 """Static schemes that a plan is never worse than, and the chunks per device that they cut a sequence into."""
 RIVAL_TILES = 8192
 """They are evaluated where they make at most this many tiles."""
-NODE_EFFORT = 500_000
 REPAIRS, REPAIR_EFFORT = 4, 300_000
 """What is above a limit at the end is worked on this often."""
 SMALL, SMALL_RESTARTS = 1500, 3
 """A single sequence with at most so many tiles times head groups is refined so often, from the same seeds."""
-ROUNDS = ((2, 600_000, 1.0, 0.8), (1, 1_200_000, 0.7, 0.9), (1, 3_000_000, 0.5, 0.9))
+ROUNDS = ((3, 400_000, 1.0, 0.8), (1, 1_000_000, 0.5, 0.9), (1, 3_000_000, 0.25, 0.9))
 """Rounds of refinement: how many are kept, effort, temperature relative to the batch's, patience (see `refine`)."""
 ALONE = (0.05, 0.1)
 """Temperature and lowest pressure of the limits for a single sequence, whose seeds are good as they are."""
 SMALL_ALONE = (0.2, 0.1)
 """The same where there are few tiles: then it pays to leave the seed behind."""
-MIXED = (0.2, 0.02)
+MIXED = (0.4, 0.02)
 """The same for mixed lengths, whose seeds are uneven."""
-BANDS = (0.0, 0.12, 0.195)
-"""How much less work than its share the innermost node gets in nested bands (see `nested_bands`)."""
 HOPELESS = 1.4
 """Contiguous chunks with more compute imbalance aren't refined."""
 CHEAP = 1.1
 """A placement that costs at most this, in copies of all KV rows inside nodes, needs no search."""
-NODE_ROOM = 0.98
-"""Nodes are kept this far inside their limits, so that their devices can be balanced."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +99,7 @@ def _search(batch: BatchSpec, topology: Topology, shape: ModelShape, config: Dcp
     if config.block_size != "auto":
         problem = _problem(batch, topology, shape, config, config.block_size, groups)
         return Solution(problem, *place(problem, config))
-    outline = Outline(batch)
+    outline = Outline(batch, config.token_tolerance)
     if config.placement == "auto":
         coarse = max(1, batch.num_tokens // topology.world_size)
         problem = _problem(batch, topology, shape, config, outline.cut(coarse), groups)
@@ -222,7 +216,8 @@ def _scored(problem: Problem, name: str, owner: np.ndarray, unit: np.ndarray) ->
 def _seeds(problem: Problem, graph: Graph, seed: int) -> list[tuple[str, Seed]]:
     seeds: list[tuple[str, Seed]] = []
     pieces = sequence_pieces(problem)
-    for name, block_node, unit_node in _node_seeds(problem, graph, seed):
+    for name, _, _, state in node_seeds(problem, graph, seed):
+        block_node, unit_node = state.owner, state.unit
         seeds.append((f"{name}, bisected", bisected(problem, graph, unit_node, block_node)))
         if len(problem.batch.lengths) == 1:
             continue
@@ -230,32 +225,3 @@ def _seeds(problem: Problem, graph: Graph, seed: int) -> list[tuple[str, Seed]]:
         seeds.append((f"{name}, laid by work", laid(problem, block_node, pieces, 1.0, True)))
         seeds.append((f"{name}, laid", laid(problem, block_node, pieces, 1.0, False)))
     return seeds
-
-
-def _node_seeds(problem: Problem, graph: Graph, seed: int) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """Placements on nodes: (name, int32[blocks], int32[tiles, groups])."""
-    if problem.topology.num_nodes == 1:
-        unit_node = np.zeros((problem.num_tiles, problem.head_groups), np.int32)
-        return [("one node", np.zeros(len(problem.blocks), np.int32), unit_node)]
-    room = np.bincount(problem.topology.node) / problem.world_size
-    size, work = problem.blocks.size, block_work(problem)
-    full = node_graph(graph)
-    roomy = full._replace(
-        compute_limit=(full.compute_limit * NODE_ROOM).astype(np.int64),
-        token_limit=(full.token_limit * NODE_ROOM).astype(np.int64),
-    )
-    pieces = {"sequences": sequence_pieces(problem), "segments": segment_pieces(problem)}
-    if len(problem.batch.lengths) == 1 or np.array_equal(pieces["sequences"], pieces["segments"]):
-        del pieces["sequences"]
-    starts = [(name, pack_pieces(piece, size, work, room, (0.03, 0.08), seed), roomy) for name, piece in pieces.items()]
-    if len(problem.batch.lengths) == 1:
-        starts += [(f"bands {deficit}", nested_bands(problem, deficit), full) for deficit in BANDS]
-    found = []
-    for name, block_node, nodes in starts:
-        state = make_state(nodes, block_node, np.repeat(block_node[problem.tile_q][:, None], problem.head_groups, 1))
-        if nodes is roomy:
-            refine(nodes, state, NODE_EFFORT, seed, 0.5, patience=0.5)
-        penalty = penalty_of(nodes, state)
-        found.append((penalty > 0.0, cost_of(nodes, state) + penalty, name, state))
-    found.sort(key=lambda entry: entry[:2])
-    return [(name, state.owner, state.unit) for _, _, name, state in found[:1]]

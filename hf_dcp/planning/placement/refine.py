@@ -24,7 +24,7 @@ from hf_dcp.planning.placement.state import Graph, State
 # Annealing accepts a worse move of cost d at temperature T if d <= T * -log(u), u uniform: a table of 1024 quantiles.
 _QUANTILES = np.round(-np.log((np.arange(1024) + 0.5) / 1024) * 4096) / 4096
 
-TILES = (700, 850, 500)
+TILES = (550, 650, 500)
 """Mix of moves, per thousand: below the first number tiles move, below the second they are swapped, else a block moves;
 then its tiles come along this often."""
 ROWS = (0, 0, 1000)
@@ -129,13 +129,32 @@ def _propose_tiles(rng, net, swap, tile_ptr, tile_atom, atom_ptr, atom_tile, ato
 
 
 @nb.njit(cache=True, forceinline=True)
-def _propose_block(rng, net, atom_ptr, atom_tile, atom_block, unit, owner, devices, block_size, tokens, token_limit):
-    """A random change of ownership: (block, target, block that comes back or -1); block -1: none."""
+def _block_on(rng, owner, device, tries):
+    """A random block that the device owns, or -1."""
+    for _ in range(tries):
+        block = random_below(rng, len(owner))
+        if owner[block] == device:
+            return block
+    return np.int64(-1)
+
+
+@nb.njit(cache=True, forceinline=True)
+def _propose_block(
+    rng, net, full, atom_ptr, atom_tile, atom_block, unit, owner, devices, block_size, tokens, token_limit
+):
+    """A random change of ownership: (block, target, block that comes back or -1); block -1: none.
+
+    ``full`` is a device with too many tokens, or -1: now and then one of its blocks goes anywhere.
+    """
     groups = unit.shape[1]
     atom = net // groups
     block = np.int64(atom_block[atom])
+    if full >= 0 and tokens[full] > token_limit[full] and random_below(rng, 4) == 0:
+        block = _block_on(rng, owner, full, 4 * devices)
+        if block < 0:
+            return block, np.int32(full), block
     target = owner[block]
-    if random_below(rng, 10) < 9:
+    if owner[block] != full and random_below(rng, 10) > 0:
         for _ in range(TRIES):
             if target != owner[block]:
                 break
@@ -146,11 +165,8 @@ def _propose_block(rng, net, atom_ptr, atom_tile, atom_block, unit, owner, devic
         return np.int64(-1), target, np.int64(-1)
     if tokens[target] + block_size[block] <= token_limit[target]:
         return block, target, np.int64(-1)
-    for _ in range(4 * devices):
-        other = random_below(rng, len(owner))
-        if owner[other] == target:
-            return block, target, other
-    return np.int64(-1), target, np.int64(-1)
+    other = _block_on(rng, owner, target, 4 * devices)
+    return (block if other >= 0 else other), target, other
 
 
 @nb.njit(cache=True)
@@ -172,12 +188,13 @@ def _anneal(graph, state, effort, seed, temperature, mix, patience, floor, quant
     tally, touched = np.zeros(len(on_device), np.int32), np.empty(len(on_device), np.int32)
     spread, shared, place, num_shared = list_shared(on_device)
     nets = len(on_device)
-    now, spent, next_cooling = temperature, 0, 0
+    now, spent, next_cooling, full = temperature, 0, 0, np.int64(-1)
     while spent < effort:
         if spent >= next_cooling:
             left = (effort - spent) / effort
             now = temperature * (left * left * left + SMALLEST_TEMPERATURE)
             next_cooling += effort // 128 + 1
+            full = np.argmax(tokens - token_limit)
             pressure = min(1.0, spent / (patience * effort)) if patience > 0.0 else 1.0
             pressure = floor + (1.0 - floor) * pressure * pressure
             penalty, token_penalty = graph.compute_penalty * pressure, graph.token_penalty * pressure
@@ -204,7 +221,7 @@ def _anneal(graph, state, effort, seed, temperature, mix, patience, floor, quant
                 continue
         else:
             block, target, other = _propose_block(
-                rng, net, atom_ptr, atom_tile, atom_block, unit, owner, devices, block_size, tokens, token_limit
+                rng, net, full, atom_ptr, atom_tile, atom_block, unit, owner, devices, block_size, tokens, token_limit
             )
             if block < 0:
                 continue
