@@ -20,6 +20,8 @@ from hf_dcp.runtime.streams import DeviceExchanges, HeaderWatch, side_stream
 if TYPE_CHECKING:
     from hf_dcp.runtime.handle import DcpPlan
 
+MOST_ELEMENTS = 2**31
+"""Kernels have 32-bit offsets."""
 _WATCHES: dict[torch.device, HeaderWatch] = {}
 
 
@@ -64,6 +66,13 @@ class DeviceExecutor(Executor):
             messages = self.prepared(window, which, keep).messages
             self._tables[key] = BlockTables.of(self.plan, part, one, messages, self.device)
         return self._tables[key]
+
+    def _check_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        super()._check_inputs(q, k, v)
+        if q.numel() >= MOST_ELEMENTS:
+            raise ValueError(
+                f"q has {q.numel():,} elements, and kernels count to {MOST_ELEMENTS:,}: use more ranks, or fewer tokens"
+            )
 
     def kept(self, rows: Tensor) -> Tensor:
         """Kept rows in the type that the operator promises: on a CPU (interpreted kernels) that of computation."""

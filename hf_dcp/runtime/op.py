@@ -66,6 +66,7 @@ def _(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     compute = torch.float64 if q.dtype == torch.float64 else torch.float32
+    kept = q.dtype if q.is_cuda else compute
     _, heads, rows, dim = q.shape
     out, lse = q.new_empty((1, rows, heads, dim)), q.new_empty((rows, heads), dtype=compute)
     anchor = torch.empty(1, dtype=torch.uint8, device="cpu")
@@ -79,8 +80,8 @@ def _(
         out,
         lse,
         anchor,
-        q.new_empty((rows_q, dim), dtype=compute),
-        q.new_empty((2, rows_kv, dim), dtype=compute),
+        q.new_empty((rows_q, dim), dtype=kept),
+        q.new_empty((2, rows_kv, dim), dtype=kept),
     )
 
 

@@ -42,7 +42,7 @@ class ForwardResult:
     lse: Tensor
     """[S, heads], fp32 (fp64 for fp64 inputs), of all columns and the sink; -inf where there are none."""
     kept_q: Tensor
-    """[remote Q rows * heads / groups, D] if kept, else [0, D]; in the dtype of computation."""
+    """[remote Q rows * heads / groups, D] if kept, else [0, D]; in the dtype of computation (on a GPU: of q)."""
     kept_kv: Tensor
     """[2, remote KV rows * KV heads / groups, D] if kept, else [2, 0, D]."""
 

@@ -68,14 +68,11 @@ def pointers(local, remote, place, num_local, there, here):
 
 
 @triton.jit
-def blend(at, value, keep, add, valid, FIRST: tl.constexpr, D: tl.constexpr):
-    """Rows become ``keep`` * row + ``add`` * value."""
-    at = at[:, None] + (FIRST + tl.arange(0, D))[None, :]
-    old = tl.load(at, mask=valid[:, None], other=0.0)
-    tl.store(at, old * keep[:, None] + value * add[:, None], mask=valid[:, None])
+def load_sums(at, inside, factor, FIRST: tl.constexpr, D: tl.constexpr):
+    """Columns [FIRST, FIRST + D) of accumulator rows times ``factor``: what earlier divisions have left, to go on from."""
+    return tl.load(at[:, None] + (FIRST + tl.arange(0, D))[None, :], mask=inside[:, None], other=0.0) * factor
 
 
 @triton.jit
-def add_to(at, value, valid, FIRST: tl.constexpr, D: tl.constexpr):
-    at = at[:, None] + (FIRST + tl.arange(0, D))[None, :]
-    tl.store(at, tl.load(at, mask=valid[:, None], other=0.0) + value, mask=valid[:, None])
+def store_sums(at, sums, inside, FIRST: tl.constexpr, D: tl.constexpr):
+    tl.store(at[:, None] + (FIRST + tl.arange(0, D))[None, :], sums, mask=inside[:, None])

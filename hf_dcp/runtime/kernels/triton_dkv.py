@@ -7,14 +7,15 @@ import triton.language as tl
 
 from hf_dcp.runtime.kernels.triton_common import (
     LOG2E,
-    add_to,
     base_of,
     bounds_of,
     capped,
     dot,
     load_rows,
+    load_sums,
     offsets_of,
     pointers,
+    store_sums,
 )
 
 
@@ -77,7 +78,7 @@ def dkv_tile(
     return dk1, dk2, dv1, dv2
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_local"])
 def dkv(
     q_local, q_remote, q_table, g_local, g_remote, g_table, k_local, k_remote, k_table, v_local, v_remote, v_table,
     lse_local, lse_remote, delta_local, delta_remote, dk_local, dk_remote, dv_local, dv_remote,
@@ -106,9 +107,13 @@ def dkv(
     k1, v1 = load_rows(k_base, k_at, inside, 0, D1, True), load_rows(v_base, v_at, inside, 0, D1, True)
     k2 = load_rows(k_base, k_at, inside, D1, D2, True) if D2 > 0 else k1
     v2 = load_rows(v_base, v_at, inside, D1, D2, True) if D2 > 0 else v1
-    dk1, dv1 = tl.zeros((BN, D1), tl.float32), tl.zeros((BN, D1), tl.float32)
-    dk2 = tl.zeros((BN, D2 if D2 > 0 else 16), tl.float32)
-    dv2 = tl.zeros((BN, D2 if D2 > 0 else 16), tl.float32)
+    there = ((place + column - num_local - 1) * kv_heads + kv_head) * D
+    here = place + column
+    dk_at = pointers(dk_local, dk_remote, place, num_local, there, all_kv * dk_head + here * dk_row)
+    dv_at = pointers(dv_local, dv_remote, place, num_local, there, all_kv * dv_head + here * dv_row)
+    dk1, dv1 = load_sums(dk_at, inside, 1 / scale, 0, D1), load_sums(dv_at, inside, 1.0, 0, D1)
+    dk2 = load_sums(dk_at, inside, 1 / scale, D1, D2) if D2 > 0 else tl.zeros((BN, 16), tl.float32)
+    dv2 = load_sums(dv_at, inside, 1.0, D1, D2) if D2 > 0 else tl.zeros((BN, 16), tl.float32)
     begin, masked, end = tl.load(block + 3), tl.load(block + 4), tl.load(block + 5)
     for i in range(begin * packs, masked * packs):
         dk1, dk2, dv1, dv2 = dkv_tile(
@@ -124,12 +129,8 @@ def dkv(
             kv_heads, h, group, kv_head, q_head, q_row, g_head, g_row, lse_head, lse_row, delta_head, delta_row, scale, softcap,
             PACK, T, BM, BN, D1, D2, UNIT, CAPPED, EXACT, True,
         )  # fmt: skip
-    there = ((place + column - num_local - 1) * kv_heads + kv_head) * D
-    here = place + column
-    dk_at = pointers(dk_local, dk_remote, place, num_local, there, all_kv * dk_head + here * dk_row)
-    dv_at = pointers(dv_local, dv_remote, place, num_local, there, all_kv * dv_head + here * dv_row)
-    add_to(dk_at, dk1 * scale, inside, 0, D1)
-    add_to(dv_at, dv1, inside, 0, D1)
+    store_sums(dk_at, dk1 * scale, inside, 0, D1)
+    store_sums(dv_at, dv1, inside, 0, D1)
     if D2 > 0:
-        add_to(dk_at, dk2 * scale, inside, D1, D2)
-        add_to(dv_at, dv2, inside, D1, D2)
+        store_sums(dk_at, dk2 * scale, inside, D1, D2)
+        store_sums(dv_at, dv2, inside, D1, D2)

@@ -7,14 +7,15 @@ import triton.language as tl
 
 from hf_dcp.runtime.kernels.triton_common import (
     LOG2E,
-    add_to,
     base_of,
     bounds_of,
     capped,
     dot,
     load_rows,
+    load_sums,
     offsets_of,
     pointers,
+    store_sums,
 )
 
 
@@ -59,7 +60,7 @@ def dq_tile(
     return dq1, dq2
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_local"])
 def dq(
     q_local, q_remote, q_table, g_local, g_remote, g_table, k_local, k_remote, k_table, v_local, v_remote, v_table,
     lse_local, lse_remote, delta_local, delta_remote, dq_local, dq_remote, blocks, entries, ranges, num_local, kv_heads, h,
@@ -92,8 +93,9 @@ def dq(
     lse = tl.load(lse_at, mask=valid, other=float("inf")) * LOG2E
     delta = tl.load(delta_at, mask=valid, other=0.0)
     all_kv = group * kv_heads + kv_head
-    dq1 = tl.zeros((BM, D1), tl.float32)
-    dq2 = tl.zeros((BM, D2 if D2 > 0 else 16), tl.float32)
+    at = pointers(dq_local, dq_remote, place, num_local, there * D, all_head * dq_head + here * dq_row)
+    dq1 = load_sums(at, valid, 1 / scale, 0, D1)
+    dq2 = load_sums(at, valid, 1 / scale, D1, D2) if D2 > 0 else tl.zeros((BM, 16), tl.float32)
     begin, masked, end = tl.load(block + 3), tl.load(block + 4), tl.load(block + 5)
     for e in range(begin, masked):
         dq1, dq2 = dq_tile(
@@ -107,7 +109,6 @@ def dq(
             v_table, ranges, token, valid, num_local, k_row, v_row, all_kv * k_head, all_kv * v_head, kv_head * D,
             scale, softcap, T, BM, BN, D1, D2, UNIT, CAPPED, EXACT, True,
         )  # fmt: skip
-    at = pointers(dq_local, dq_remote, place, num_local, there * D, all_head * dq_head + here * dq_row)
-    add_to(at, dq1 * scale, valid, 0, D1)
+    store_sums(at, dq1 * scale, valid, 0, D1)
     if D2 > 0:
-        add_to(at, dq2 * scale, valid, D1, D2)
+        store_sums(at, dq2 * scale, valid, D1, D2)

@@ -9,13 +9,14 @@ from hf_dcp.runtime.kernels.triton_common import (
     LN2,
     LOG2E,
     base_of,
-    blend,
     bounds_of,
     capped,
     dot,
     load_rows,
+    load_sums,
     offsets_of,
     pointers,
+    store_sums,
 )
 
 
@@ -57,7 +58,7 @@ def forward_tile(
     return top, z, acc1, acc2
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_local"])
 def forward(
     q_local, q_remote, q_table, k_local, k_remote, k_table, v_local, v_remote, v_table,
     out_local, out_remote, lse_local, lse_remote, blocks, entries, ranges, num_local, kv_heads, h,
@@ -83,10 +84,15 @@ def forward(
     q1 = load_rows(q_base, q_at, valid, 0, D1, True)
     q2 = load_rows(q_base, q_at, valid, D1, D2, True) if D2 > 0 else q1
     all_kv = group * kv_heads + kv_head
-    m = tl.full((BM,), float("-inf"), tl.float32)
-    z = tl.zeros((BM,), tl.float32)
-    acc1 = tl.zeros((BM, D1), tl.float32)
-    acc2 = tl.zeros((BM, D2 if D2 > 0 else 16), tl.float32)
+    there = (place + token - num_local - 1) * heads + head
+    here = place + token
+    lse_at = pointers(lse_local, lse_remote, place, num_local, there, all_head * lse_head + here * lse_row)
+    out_at = pointers(out_local, out_remote, place, num_local, there * D, all_head * out_head + here * out_row)
+    # A normalised partial result is a softmax state: its lse the maximum, its sum 1. So nothing is left to merge.
+    m = tl.load(lse_at, mask=valid, other=float("-inf")) * LOG2E
+    z = tl.where(m == float("-inf"), 0.0, 1.0)
+    acc1 = load_sums(out_at, valid, 1.0, 0, D1)
+    acc2 = load_sums(out_at, valid, 1.0, D1, D2) if D2 > 0 else tl.zeros((BM, 16), tl.float32)
     begin, masked, end = tl.load(block + 3), tl.load(block + 4), tl.load(block + 5)
     for e in range(begin, masked):
         m, z, acc1, acc2 = forward_tile(
@@ -100,20 +106,8 @@ def forward(
             token, valid, num_local, k_row, v_row, all_kv * k_head, all_kv * v_head, kv_head * D, scale, softcap,
             T, BM, BN, D1, D2, UNIT, CAPPED, EXACT, True,
         )  # fmt: skip
-    there = (place + token - num_local - 1) * heads + head
-    here = place + token
-    lse_at = pointers(lse_local, lse_remote, place, num_local, there, all_head * lse_head + here * lse_row)
-    out_at = pointers(out_local, out_remote, place, num_local, there * D, all_head * out_head + here * out_row)
-    old = tl.load(lse_at, mask=valid, other=float("-inf")) * LOG2E
-    new = m + tl.log2(tl.where(z > 0, z, 1.0))
-    top = tl.maximum(old, new)
-    safe = tl.where(top == float("-inf"), 0.0, top)
-    keep, add = tl.exp2(old - safe), tl.exp2(new - safe)
-    total = keep + add
-    norm = 1 / tl.where(total > 0, total, 1.0)
-    keep, add = keep * norm, add * norm / tl.where(z > 0, z, 1.0)
-    lse = tl.where(total > 0, (top + tl.log2(tl.where(total > 0, total, 1.0))) * LN2, float("-inf"))
-    tl.store(lse_at, lse, mask=valid)
-    blend(out_at, acc1, keep, add, valid, 0, D1)
+    some = tl.where(z > 0, z, 1.0)
+    tl.store(lse_at, tl.where(z > 0, (m + tl.log2(some)) * LN2, float("-inf")), mask=valid)
+    store_sums(out_at, acc1 / some[:, None], valid, 0, D1)
     if D2 > 0:
-        blend(out_at, acc2, keep, add, valid, D1, D2)
+        store_sums(out_at, acc2 / some[:, None], valid, D1, D2)

@@ -18,7 +18,7 @@ def merged(lse, part):
     return keep / total, add / total, tl.where(top == float("-inf"), top, top + tl.log(total))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "num_local"])
 def merge_rows(
     part, part_lse, rows, out_local, out_remote, lse_local, lse_remote, count, num_local, heads,
     out_head, out_row, lse_head, lse_row, N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
@@ -46,7 +46,7 @@ def merge_rows(
     tl.store(lse_at, lse, mask=valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def finish_rows(
     out, lse, sinks, result, count, out_head, out_row, lse_head, lse_row, result_head, result_row,
     SINKS: tl.constexpr, N: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
