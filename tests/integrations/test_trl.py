@@ -21,6 +21,7 @@ from tests.integrations.trl_small import differences, dpo, pairs, ranked_pairs, 
 from tests.multiprocess import run_ranks
 
 os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+pytestmark = pytest.mark.timeout(900)  # the first test runs all cases
 disable_progress_bars()
 CLOSE = 1e-5
 SUMS = 1e-6  # of numbers that are sums over tokens: relative to their size, which is below 100
@@ -145,7 +146,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def on_two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = on_disk(tmp_path_factory.mktemp("two") / "pairs")
-    return [json.loads(text) for text in run_ranks(on_ranks, 2, folder, timeout=280)]
+    return [json.loads(text) for text in run_ranks(on_ranks, 2, folder, timeout=500)]
 
 
 def check(found: dict[str, float]) -> None:

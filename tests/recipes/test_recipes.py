@@ -16,6 +16,7 @@ import yaml
 from tests.multiprocess import run_ranks
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(900)  # the first test runs all cases
 sys.path.insert(0, str(ROOT / "recipes"))
 TRAINER = ["--dataloader_num_workers", "0", "--disable_tqdm", "1", "--learning_rate", "3e-3", "--warmup_steps", "0"]
 QUESTION = {"question": "a", "answers": ["a", "b"]}
@@ -50,7 +51,7 @@ def short_forms(folder: str) -> str:
 @pytest.fixture(scope="module")
 def summaries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("recipes")
-    return json.loads(run_ranks(short_forms, 2, str(folder), timeout=280)[0])
+    return json.loads(run_ranks(short_forms, 2, str(folder), timeout=500)[0])
 
 
 @pytest.mark.parametrize("name", RECIPES)
