@@ -163,3 +163,17 @@ def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8")):
             assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
+
+
+def test_the_figures_of_the_concept_guide_are_drawn_from_real_plans(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from docs.figures import concepts
+
+    assert concepts.dense("window:3", 5).sum(1).tolist() == [1, 2, 3, 3, 3]
+    concepts.tiles(tmp_path / "tiles.png")
+    scenes = {name: concepts.make_scene(plans, concepts.RATES) for name, plans in concepts.contestants().items()}
+    sent = {name: sum(map(sum, scene.passes["forward"].bytes)) for name, scene in scenes.items()}
+    assert sent["DCP"] < sent["the same, only rows that are read"] < sent["zigzag ring, as published"]
+    concepts.moved(scenes, tmp_path / "moved.png")
+    concepts.timelines(scenes, tmp_path / "timelines.png")
+    assert all((tmp_path / f"{name}.png").stat().st_size > 10_000 for name in ("tiles", "moved", "timelines"))
