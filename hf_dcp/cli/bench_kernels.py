@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -23,6 +24,7 @@ def kernels(
         bool, Option("--compile", help="Compile every shipped configuration instead; needs no GPU.")
     ] = False,
     only_defaults: Annotated[bool, Option("--only-defaults", help="With --compile: a part, for a quick look.")] = False,
+    tune: Annotated[Path | None, Option(help="Time the shipped tile shapes instead; file for the fastest.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON, alone on standard output.")] = False,
 ) -> int:
     """Check every kernel against fp64 and time it beside SDPA, FlexAttention and FlashAttention, on one device."""
@@ -37,6 +39,8 @@ def kernels(
     from hf_dcp.masks import parse_mask
 
     _check(device, dtype, heads, kv_heads)
+    if tune is not None:
+        return _tune(tune, heads, kv_heads, head_dim, dtype, device)
     for one in mask or MASKS:
         parse_mask(one)
     settings = Settings(device, parse_lengths(tokens), tuple(mask or MASKS), heads, kv_heads, head_dim, dtype, seconds)
@@ -57,6 +61,18 @@ def _check(device: str, dtype: str, heads: int, kv_heads: int) -> None:
         raise ValueError(f"--dtype must be one of {', '.join(allowed)} on {device}, not {dtype!r}")
     if kv_heads < 1 or heads % kv_heads:
         raise ValueError(f"--kv-heads must divide --heads {heads}, not be {kv_heads}")
+
+
+def _tune(path: Path, heads: int, kv_heads: int, head_dim: int, dtype: str, device: str) -> int:
+    from hf_dcp.bench.tune import tune
+
+    if device != "cuda":
+        raise ValueError("--tune needs a GPU: write --device cuda")
+    found = tune(heads, kv_heads, head_dim, dtype, device)
+    path.write_text(json.dumps(found, indent=1))
+    for entry in found:
+        print(f"{entry['kernel']}: {entry['shape']} of {entry['ms']}")
+    return 0
 
 
 def _print(report: dict[str, Any]) -> None:

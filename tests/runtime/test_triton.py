@@ -49,3 +49,8 @@ def test_flash_attention_and_triton_in_turns_are_exact(results):
     kinds = {(left >= 0, right >= 0) for left, right in (call["window"] for call in results["calls"])}
     assert len(kinds) >= 3, "full, causal and band slices were called"
     assert max(call["segments"] for call in results["calls"]) > 1, "several slices in one call"
+
+
+def test_tuning_times_every_shape(results):
+    assert [entry["kernel"] for entry in results["tuned"]] == ["forward", "dq", "dkv"]
+    assert all(list(entry["ms"]) == [entry["shape"]] and entry["ms"][entry["shape"]] > 0 for entry in results["tuned"])

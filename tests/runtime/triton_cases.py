@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from hf_dcp.bench import kernel_timing
+from hf_dcp.bench.tune import tune
 from hf_dcp.planning.planner import plan_batch
 from hf_dcp.runtime.cases import Case, Inputs, allowed_of, dense, error_of
 from hf_dcp.runtime.checks import tolerance_of
@@ -105,7 +107,10 @@ def main() -> None:
     torch.set_num_threads(1)
     small_tiles()
     results = [run(replace(case, seed=n), 2 if n % 2 else 1) for n, case in enumerate(CASES)]
-    print(json.dumps({"cases": results, "wrong": run_wrong(), "flash": run_flash(), "calls": flash_stub.CALLS}))
+    kernel_timing.ROUNDS, kernel_timing.WARMUP = 1, 0
+    tuned = tune(2, 1, 16, "fp32", "cpu", tokens=24, kernel="triton")
+    report = {"cases": results, "wrong": run_wrong(), "tuned": tuned, "flash": run_flash(), "calls": flash_stub.CALLS}
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

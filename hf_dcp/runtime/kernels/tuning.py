@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 MOST_PACKED = 16
 """Query heads of one KV head that a block holds at most."""
@@ -89,6 +91,27 @@ def shapes(kernel: str, head_dim: int) -> tuple[Shape, ...]:
     return table[min(size for size in table if size >= head_dim)]
 
 
+_TUNED: dict[tuple[str, int], Shape] = {}
+
+
 def config(kernel: str, head_dim: int, per_kv_head: int) -> Config:
-    """What a kernel runs with: a fixed choice, so that results are equal to the bit in every process."""
-    return Config(shapes(kernel, head_dim)[0], packed(per_kv_head))
+    """What a kernel runs with: the default, or what `load` has read. It is never timed while training, so that results
+    are equal to the bit in every process and on every rank."""
+    shape = _TUNED.get((kernel, head_dim)) or shapes(kernel, head_dim)[0]
+    return Config(shape, packed(per_kv_head))
+
+
+def load(path: str | Path) -> None:
+    """Take the tile shapes of a file that ``hf-dcp bench kernels --tune FILE`` has written. Call it on every rank.
+
+    Raises:
+        ValueError: if the file names a shape that isn't shipped.
+    """
+    for entry in json.loads(Path(path).read_text()):
+        kernel, head_dim, text = entry["kernel"], entry["head_dim"], entry["shape"]
+        known = {str(shape): shape for shape in shapes(kernel, head_dim)} if kernel in SHAPES else {}
+        if text not in known:
+            raise ValueError(
+                f"{path} names {kernel} {text!r}, which isn't shipped: run hf-dcp bench kernels --tune again"
+            )
+        _TUNED[kernel, head_dim] = known[text]
