@@ -154,11 +154,11 @@ def plot(file: Path, image: Path) -> None:
     for column, (label, at) in enumerate((("tokens, on 32 devices", 1), ("devices, 131,072 tokens", 2))):
         held = (DEVICES, TOKENS)[column]
         for name in WORKLOADS:
-            points = [entry for entry in entries if entry[0] == name and entry[2 - column] == held]
+            points = sorted((e for e in entries if e[0] == name and e[2 - column] == held), key=lambda e: e[at])
             x = [point[at] for point in points]
             axes[0, column].plot(x, [_median(point[3], "cpu_s", "total") for point in points], "o-", label=name)
             for field, style in (("total_bytes", "o-"), ("inter_node_bytes", "o--")):
-                y = [_median(point[3], field) / 1e9 for point in points]
+                y = [_median(point[3], field) / 1e9 or float("nan") for point in points]  # none has no logarithm
                 text = name + (", between nodes" if "inter" in field else ", in total")
                 color = axes[0, column].lines[-1].get_color()
                 axes[1, column].plot(x, y, style, color=color, label=text)
