@@ -47,7 +47,7 @@ def step(layer: Layer, x: torch.Tensor, plan: DcpPlan | int, wrap=None, **option
     return out.detach(), layer.project.weight.grad.clone()
 
 
-@pytest.mark.parametrize("layout", ["heads first", "tokens first", "strided"])
+@pytest.mark.parametrize("layout", ["heads first", "tokens first", "strided", "last dimension strided"])
 def test_any_strides(layout):
     case = Case("causal", (45,), 16, 4, 2, head_dim=8)
     inputs = Inputs.of(case)
@@ -58,6 +58,8 @@ def test_any_strides(layout):
             x = x.contiguous()
         if layout == "strided":
             x = torch.stack([x, x], 3).flatten(3, 4)[..., ::1].unflatten(3, (2, 8))[..., 1, :]
+        if layout == "last dimension strided":
+            x = torch.stack([x, x + 1], -1)[..., 0]
         leaves.append(x.detach().requires_grad_())
     out = attention(*leaves, make_plan(45))
     gradients = torch.autograd.grad(out, leaves, inputs.dout[None])
