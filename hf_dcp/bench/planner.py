@@ -106,17 +106,10 @@ def bench_planner(batches: Sequence[Named], masks: Sequence[str], settings: Plan
 
 
 def _results(cases: Sequence[tuple[str, str, BatchSpec]], settings: PlannerSettings) -> Iterator[dict[str, Any]]:
-    if settings.warmup:
-        _warm_up(cases[0][2], settings)
     for number, (mask, name, batch) in enumerate(cases):
         if len(cases) > 1:
             print(f"batch {name}, {mask}: {number + 1} of {len(cases)}", file=sys.stderr, flush=True)
         yield {"mask": mask, "batch": name, **plan_one(batch, settings)}
-
-
-def _warm_up(batch: BatchSpec, settings: PlannerSettings) -> None:
-    """Compiled code is loaded, whatever path the first batch takes."""
-    plan_batch(batch, settings.topology, settings.shape, settings.config)
 
 
 def plan_one(batch: BatchSpec, settings: PlannerSettings) -> dict[str, Any]:
