@@ -47,6 +47,8 @@ class Communicator:
     stats: Stats = field(default_factory=Stats)
     sequence: int = 0
     """Attention calls so far: equal on all ranks, since all make the same calls in the same order."""
+    host_group: dist.ProcessGroup | None = None
+    """For numbers that the host needs, where the other groups are of a GPU and the host would wait for the device."""
     _buffers: dict[torch.device, BufferPool] = field(default_factory=dict)
 
     @property
@@ -81,8 +83,9 @@ class Communicator:
         own = None
         for ranks in everything:
             pair = [dist.new_group(list(ranks), timeout=timeout, backend=backend) for _ in range(2)]
+            host = dist.new_group(list(ranks), timeout=timeout, backend="gloo") if _of_gpu(backend) else None
             if dist.get_rank() in ranks:
-                own = cls(pair[0], pair[1], ranks, ranks.index(dist.get_rank()))
+                own = cls(pair[0], pair[1], ranks, ranks.index(dist.get_rank()), host_group=host)
         assert own is not None
         own._warm_up()
         return register(own)
@@ -109,17 +112,23 @@ class Communicator:
 
     def gather_numbers(self, values: Sequence[int]) -> list[list[int]]:
         """The same few int64 of every rank, in rank order. Collective over the group."""
-        mine = torch.tensor(list(values), dtype=torch.int64, device=self.device)
+        group = self.host_group or self.forward_group
+        mine = torch.tensor(list(values), dtype=torch.int64, device="cpu" if self.host_group else self.device)
         rows = [torch.empty_like(mine) for _ in self.ranks]
-        dist.all_gather(rows, mine, group=self.forward_group)
+        dist.all_gather(rows, mine, group=group)
         # The process group orders its ranks by their global rank, whatever order it was asked for.
-        return [rows[dist.get_group_rank(self.forward_group, rank)].tolist() for rank in self.ranks]
+        return [rows[dist.get_group_rank(group, rank)].tolist() for rank in self.ranks]
 
     def close(self) -> None:
         """Destroy the process groups and forget the id."""
         _COMMUNICATORS.pop(self.id, None)
-        for group in (self.forward_group, self.reverse_group):
-            dist.destroy_process_group(group)
+        for group in (self.forward_group, self.reverse_group, self.host_group):
+            if group is not None:
+                dist.destroy_process_group(group)
+
+
+def _of_gpu(backend: str | None) -> bool:
+    return "nccl" in (backend or dist.get_backend())
 
 
 def _default_timeout() -> timedelta | None:

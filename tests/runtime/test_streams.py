@@ -10,13 +10,14 @@ import torch
 
 from hf_dcp.planning.plan import Message
 from hf_dcp.planning.planner import plan_batch
-from hf_dcp.runtime import streams
+from hf_dcp.runtime import groups, streams
 from hf_dcp.runtime.cases import Case
 from hf_dcp.runtime.device_executor import DeviceExecutor
 from hf_dcp.runtime.exchange import ExchangeError
 from hf_dcp.runtime.handle import DcpPlan
 from hf_dcp.runtime.kernels.tables import ROWS, key_of
 from hf_dcp.runtime.streams import DeviceExchanges, HeaderWatch, SameStream, annotated, side_stream
+from tests.multiprocess import run_ranks
 from tests.runtime.placements import random_placement
 
 CPU = torch.device("cpu")
@@ -206,6 +207,19 @@ def test_headers_are_written_as_the_other_side_expects_them():
     assert int(watch.wrong) == 0
     watch.compare(header, made._planned(message), made.call + 1)
     assert int(watch.wrong) == 1
+
+
+def numbers_of_ranks():
+    groups._of_gpu = lambda _: True  # as if messages went over NCCL
+    communicator = groups.Communicator.create([[1, 0]])
+    separate = communicator.host_group not in (None, communicator.forward_group, communicator.reverse_group)
+    found = communicator.gather_numbers([communicator.rank, 10])
+    communicator.close()
+    return [separate, found]
+
+
+def test_digests_are_compared_on_a_group_of_the_host():
+    assert run_ranks(numbers_of_ranks, 2, timeout=60) == [[True, [[0, 10], [1, 10]]]] * 2
 
 
 def test_a_cpu_has_one_order_and_no_ranges():
