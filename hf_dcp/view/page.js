@@ -93,6 +93,7 @@ function drawBytes() {
     const ink = n / most > 0.55 ? (document.documentElement.dataset.theme === "dark" ? "#0f1318" : "#fff") : "inherit";
     return `<td class="${same ? "inside" : "between"}" title="${title}" style="background: rgba(${style("--heat")}, ${n / most}); color: ${ink}">${small && n ? size(n) : ""}</td>`;
   }).join("") + "</tr>").join("");
+  $("bytes").className = small ? "" : "many";
   $("bytes").innerHTML = `<thead><tr><th scope="col">from \\ to</th>${matrix.map((_, b) => `<th scope="col">${b}</th>`).join("")}</tr></thead><tbody>${rows}</tbody>`;
   $("bytes-text").textContent = `${state.pass} of one layer: ${size(between)} between nodes, ${size(inside)} inside (dashed cells)`;
 }

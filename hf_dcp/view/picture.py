@@ -42,6 +42,7 @@ def draw(scene: Scene, file: Path, group: int = 0) -> None:
         _timeline(timeline, scene, scene.passes["forward"])
         rest = len(scene.sequences) - len(longest)
         more = f" (the longest {PANELS} of {len(scene.sequences)} sequences)" if rest else ""
+        more += f", head group {group + 1} of {scene.groups}" if scene.groups > 1 else ""
         figure.suptitle(
             f"{scene.tokens:,} tokens on {len(scene.nodes)} devices of {max(scene.nodes) + 1} node(s){more}"
         )
