@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ DPO: dict[str, dict[str, Any]] = {
     "weighting": SHORT | {"use_weighting": True, "ld_alpha": 0.5, "gradient_accumulation_steps": 2},
     "keep_start": SHORT | {"max_length": 17},
     "keep_end": SHORT | {"max_length": 12, "truncation_mode": "keep_end"},
+    "workers": SHORT | {"dataloader_num_workers": 1},
     "precomputed": SHORT | {"precompute_ref_log_probs": True},
     "lora": SHORT | {"peft_config": lora(), "gradient_checkpointing": True},
 }
@@ -129,6 +131,7 @@ def controls(dcp_size: int) -> dict[str, Any]:
 
 def on_ranks(folder: str) -> str:
     disable_progress_bars()
+    multiprocessing.current_process()._config["daemon"] = False  # it is to have data loader workers
     world = dist.get_world_size()
     return json.dumps(all_cases(world, folder) | controls(world))
 
