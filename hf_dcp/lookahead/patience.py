@@ -13,7 +13,7 @@ class Patience:
         most: seconds; also the wait as long as nothing is known of planning.
     """
 
-    LEAST_AT_FIRST = 5.0
+    LEAST_AT_FIRST = 10.0
     LEAST_LATER = 0.5
 
     def __init__(self, most: float) -> None:
