@@ -38,6 +38,18 @@ class Limits:
         }
 
 
+def limits_nodes(config: DcpConfig) -> bool:
+    """Whether nodes have a compute limit of their own."""
+    return config.epsilon_inter is not None or config.epsilon_intra is not None
+
+
+def compute_tolerance(config: DcpConfig) -> float:
+    """Allowed max / mean work of devices."""
+    inter = config.epsilon if config.epsilon_inter is None else config.epsilon_inter
+    intra = config.epsilon if config.epsilon_intra is None else config.epsilon_intra
+    return (1 + inter) * (1 + intra) if limits_nodes(config) else 1 + config.epsilon
+
+
 def find_limits(
     tile_work: np.ndarray, head_groups: int, block_size: np.ndarray, topology: Topology, config: DcpConfig
 ) -> Limits:
@@ -48,11 +60,8 @@ def find_limits(
     """
     world = topology.world_size
     total, tokens = int(tile_work.sum()) * head_groups, int(block_size.sum())
-    inter = config.epsilon if config.epsilon_inter is None else config.epsilon_inter
-    intra = config.epsilon if config.epsilon_intra is None else config.epsilon_intra
-    by_node = config.epsilon_inter is not None or config.epsilon_intra is not None
-    tolerance = (1 + inter) * (1 + intra) if by_node else 1 + config.epsilon
-    compute = int(total / world * tolerance)
+    inter, by_node = config.epsilon if config.epsilon_inter is None else config.epsilon_inter, limits_nodes(config)
+    compute = int(total / world * compute_tolerance(config))
     token_limit = int(tokens / world * (1 + config.token_tolerance))
     least_compute = lpt_bound(tile_work, head_groups, world, compute)
     least_tokens = lpt_bound(block_size, 1, world, token_limit)

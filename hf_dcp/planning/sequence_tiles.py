@@ -16,7 +16,7 @@ def _grown(array: np.ndarray, needed: int) -> np.ndarray:
 
 
 @nb.njit(cache=True)
-def _read_rows(ranges, first, last, gathered):
+def read_rows(ranges, first, last, gathered):
     """Union of the ranges of rows [first, last), sorted and disjoint, into ``gathered``; returns it and its length."""
     found = 0
     for column in range(ranges.shape[1]):
@@ -142,7 +142,7 @@ def sequence_tiles(ranges, cuts):
         first, last = cuts[i], cuts[i + 1]
         _areas(ranges, first, last, block_of, cuts, area, whole)
         link, runs = _attending_rows(ranges, first, last, block_of, head, link, runs)
-        read, read_count = _read_rows(ranges, first, last, read)
+        read, read_count = read_rows(ranges, first, last, read)
         at = 0
         for j in range(n):
             if area[j] == 0:

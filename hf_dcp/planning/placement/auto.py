@@ -69,6 +69,9 @@ class Outline:
         for ranges in batch.ranges:
             if id(ranges) not in known:  # equal sequences share one array
                 known[id(ranges)] = np.unique(np.concatenate([[0], segment_cuts(ranges), heavy_cuts(ranges)]))
+        periods = {id(ranges): _period(ranges) for ranges in {id(ranges): ranges for ranges in batch.ranges}.values()}
+        self.periods = [periods[id(ranges)] for ranges in batch.ranges]
+        """After how many tokens the mask of every sequence makes a step; 1 if it makes none."""
         self.segments = [known[id(ranges)] for ranges in batch.ranges]
         """First tokens of the segments of every sequence."""
 
@@ -83,9 +86,11 @@ class Outline:
         else:
             parts, size = _full_parts, max(1, int(size * (1 + SLOT_SHARE * self.tolerance)))
         result = []
-        for begins, length in zip(self.segments, self.batch.lengths, strict=True):
-            ends = np.append(begins[1:], length)
-            result.append(np.concatenate([a + parts(b - a, size) for a, b in zip(begins, ends, strict=True)]))
+        for begins, period, length in zip(self.segments, self.periods, self.batch.lengths, strict=True):
+            ends, stepped = np.append(begins[1:], length), size
+            if parts is _full_parts and period > 1:
+                stepped = size - size % period if size >= period else -(-period // -(-period // size))
+            result.append(np.concatenate([a + parts(b - a, stepped) for a, b in zip(begins, ends, strict=True)]))
         return result
 
     def blocks(self, size: int) -> np.ndarray:
@@ -151,6 +156,21 @@ def _heavy_begins(ranges, most):
             count += 1
         before = attended
     return found[:count]
+
+
+@nb.njit(cache=True)
+def _period(ranges):
+    """The greatest common divisor of the rows at which ranges begin to begin elsewhere by more than a token."""
+    period = 0
+    for i in range(1, len(ranges)):
+        for c in range(ranges.shape[1]):
+            used = ranges[i, c, 0] < ranges[i, c, 1] and ranges[i - 1, c, 0] < ranges[i - 1, c, 1]
+            if used and abs(ranges[i, c, 0] - ranges[i - 1, c, 0]) > 1:
+                a, b = period, i
+                while b > 0:
+                    a, b = b, a % b
+                period = a
+    return max(period, 1)
 
 
 @nb.njit(cache=True)

@@ -14,9 +14,10 @@ from hf_dcp.planning.objective import Score, evaluate
 from hf_dcp.planning.placement.auto import Outline, head_groups
 from hf_dcp.planning.placement.copies import Copies, find_copies
 from hf_dcp.planning.placement.named import solver_placement, static_placement
-from hf_dcp.planning.placement.nodes import node_seeds
+from hf_dcp.planning.placement.nodes import NodeSeed, node_seeds
 from hf_dcp.planning.placement.pieces import sequence_pieces
 from hf_dcp.planning.placement.refine import refine
+from hf_dcp.planning.placement.rivals import promising_rivals
 from hf_dcp.planning.placement.seeds import Seed, bisected, contiguous, dealt, laid
 from hf_dcp.planning.placement.state import (
     Graph,
@@ -28,29 +29,39 @@ from hf_dcp.planning.placement.state import (
     within_limits,
 )
 from hf_dcp.planning.problem import Placement, Problem, build_problem
-from hf_dcp.planning.static.layout import SCHEMES, Grid
+from hf_dcp.planning.static.layout import SCHEMES
 from hf_dcp.planning.tiles import make_blocks, make_tiles
 
-RIVALS = {"ring": 1, "zigzag": 2, "head-ring": 2}
-"""Static schemes that a plan is never worse than, and the chunks per device that they cut a sequence into."""
-RIVAL_TILES = 8192
-"""They are evaluated where they make at most this many tiles."""
 REPAIRS, REPAIR_EFFORT = 4, 300_000
 """What is above a limit at the end is worked on this often."""
-SMALL, SMALL_RESTARTS = 1500, 3
-"""A single sequence with at most so many tiles times head groups is refined so often, from the same seeds."""
-ROUNDS = ((3, 400_000, 1.0, 0.8), (1, 1_000_000, 0.5, 0.9), (1, 3_000_000, 0.25, 0.9))
-"""Rounds of refinement: how many are kept, effort, temperature relative to the batch's, patience (see `refine`)."""
-ALONE = (0.05, 0.1)
-"""Temperature and lowest pressure of the limits for a single sequence, whose seeds are good as they are."""
-SMALL_ALONE = (0.2, 0.1)
-"""The same where there are few tiles: then it pays to leave the seed behind."""
-MIXED = (0.4, 0.02)
-"""The same for mixed lengths, whose seeds are uneven."""
+SMALL = 1500
+"""A single sequence with at most so many tiles times head groups is a small problem."""
+APART = 4.0
+"""Where nodes can do without each other, bytes between them count so much more in the search: what they save is small."""
 HOPELESS = 1.4
 """Contiguous chunks with more compute imbalance aren't refined."""
 CHEAP = 1.1
 """A placement that costs at most this, in copies of all KV rows inside nodes, needs no search."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How seeds are refined: all of them a little, the best of them more."""
+
+    warmth: tuple[float, ...]
+    """Temperatures; every seed is refined at each of them. A number that comes again is another random start."""
+    floor: float
+    """Lowest pressure of limits (see `refine`)."""
+    rounds: tuple[tuple[int, int, float, float], ...]
+    """How many are kept, effort, temperature relative to the seed's, patience."""
+
+
+ALONE = Schedule((0.05, 0.05), 0.1, ((1, 3_500_000, 1.0, 0.8), (1, 2_000_000, 0.3, 0.9)))
+"""For a single sequence, whose seeds are good as they are."""
+SMALL_ALONE = Schedule((0.1, 0.4) * 4, 0.1, ((3, 400_000, 1.0, 0.8), (1, 700_000, 0.5, 0.9), (1, 1_500_000, 0.25, 0.9)))
+"""The same where there are few tiles: then it pays to leave the seed behind, and to begin often."""
+MIXED = Schedule((0.4,), 0.02, ((3, 400_000, 1.0, 0.8), (1, 1_000_000, 0.5, 0.9), (1, 3_000_000, 0.25, 0.9)))
+"""For mixed lengths, whose seeds are many and uneven."""
 
 
 @dataclass(frozen=True)
@@ -73,21 +84,14 @@ def solve(batch: BatchSpec, topology: Topology, shape: ModelShape, config: DcpCo
     found = _search(batch, topology, shape, config, head_groups(shape, config))
     if config.placement != "auto" or found.score.cost == 0:
         return found
-    rivals = [_static(name, batch, topology, shape, config) for name in _rivals(batch, topology, shape, config)]
+    names = promising_rivals(batch, topology, shape, config, head_groups(shape, config), found.score.cost)
+    rivals = [_static(name, batch, topology, shape, config) for name in names]
     return min([found, *rivals], key=lambda solution: solution.score.key)
 
 
 def _static(name: str, batch: BatchSpec, topology: Topology, shape: ModelShape, config: DcpConfig) -> Solution:
     problem, placement = static_placement(batch, topology, shape, config.with_changes(placement=name))
     return Solution(problem, placement, evaluate(problem, placement))
-
-
-def _rivals(batch: BatchSpec, topology: Topology, shape: ModelShape, config: DcpConfig) -> list[str]:
-    """Static schemes that are worth a look: those that cut a batch into few tiles. Where there are many sequences, they
-    send many times what whole sequences on devices do."""
-    groups, world = head_groups(shape, config), topology.world_size
-    names = [n for n, chunks in RIVALS.items() if len(batch.lengths) * (chunks * world) ** 2 <= RIVAL_TILES]
-    return [name for name in names if groups % Grid.of(SCHEMES[name], topology, shape.kv_heads).team == 0]
 
 
 def _search(batch: BatchSpec, topology: Topology, shape: ModelShape, config: DcpConfig, groups: int) -> Solution:
@@ -155,27 +159,30 @@ def place(problem: Problem, config: DcpConfig) -> tuple[Placement, Score]:
     found = _scored(problem, "contiguous", *contiguous(problem, graph))
     if _is_cheap(problem, found[1]):
         return found
-    seeds = _seeds(problem, graph, config.seed)
+    on_nodes = node_seeds(problem, graph, config.seed)
+    seeds = _seeds(problem, graph, on_nodes)
     if found[1].compute_imbalance <= HOPELESS:
         seeds.append(("contiguous", contiguous(problem, graph)))
     alone = len(problem.batch.lengths) == 1
-    small = alone and problem.num_tiles * problem.head_groups <= SMALL
-    if small:
-        seeds = seeds * SMALL_RESTARTS
-    trials = [(name, make_state(graph, owner, unit), i) for i, (name, (owner, unit)) in enumerate(seeds)]
-    warmth, floor = SMALL_ALONE if small else ALONE if alone else MIXED
-    for keep, effort, temperature, patience in ROUNDS:
-        ranked = []
-        for name, state, seed in trials:
-            refine(
-                graph, state, effort, config.seed * 1000 + seed, temperature * warmth, patience=patience, floor=floor
-            )
-            ranked.append((cost_of(graph, state) + penalty_of(graph, state), name, state, seed))
-        ranked.sort(key=lambda trial: trial[0])
-        trials = [trial[1:] for trial in ranked[:keep]]
-    name, state, seed = trials[0]
-    _repair(problem, graph, state, config.seed * 1000 + seed)
+    schedule = MIXED if not alone else SMALL_ALONE if problem.num_tiles * problem.head_groups <= SMALL else ALONE
+    apart = graph._replace(node_cost=graph.node_cost * APART) if on_nodes[0].key == (False, 0.0) else graph
+    name, state, seed = _refined(apart, seeds, schedule, config.seed * 1000)
+    _repair(problem, graph, state, seed)
     return min(found, _scored(problem, name, state.owner, state.unit), key=lambda pair: pair[1].key)
+
+
+def _refined(graph: Graph, seeds: list[tuple[str, Seed]], schedule: Schedule, first: int) -> tuple[str, State, int]:
+    """The best that a schedule finds from these seeds: (name of the seed, placement, random seed of its refinement)."""
+    starts = [(name, seed, warmth) for warmth in schedule.warmth for name, seed in seeds]
+    trials = [(name, make_state(graph, *seed), first + i, warmth) for i, (name, seed, warmth) in enumerate(starts)]
+    for keep, effort, cooler, patience in schedule.rounds:
+        ranked = []
+        for name, state, seed, warmth in trials:
+            refine(graph, state, effort, seed, cooler * warmth, patience=patience, floor=schedule.floor)
+            ranked.append((cost_of(graph, state) + penalty_of(graph, state), (name, state, seed, warmth)))
+        ranked.sort(key=lambda trial: trial[0])
+        trials = [trial for _, trial in ranked[:keep]]
+    return trials[0][:3]
 
 
 def _repair(problem: Problem, graph: Graph, state: State, seed: int) -> None:
@@ -213,10 +220,10 @@ def _scored(problem: Problem, name: str, owner: np.ndarray, unit: np.ndarray) ->
     return placement, evaluate(problem, placement)
 
 
-def _seeds(problem: Problem, graph: Graph, seed: int) -> list[tuple[str, Seed]]:
+def _seeds(problem: Problem, graph: Graph, on_nodes: list[NodeSeed]) -> list[tuple[str, Seed]]:
     seeds: list[tuple[str, Seed]] = []
     pieces = sequence_pieces(problem)
-    for name, _, _, state in node_seeds(problem, graph, seed):
+    for name, _, _, state in on_nodes:
         block_node, unit_node = state.owner, state.unit
         seeds.append((f"{name}, bisected", bisected(problem, graph, unit_node, block_node)))
         if len(problem.batch.lengths) == 1:
