@@ -60,18 +60,21 @@ def find_limits(
     """
     world = topology.world_size
     total, tokens = int(tile_work.sum()) * head_groups, int(block_size.sum())
-    inter, by_node = config.epsilon if config.epsilon_inter is None else config.epsilon_inter, limits_nodes(config)
+    inter = config.epsilon if config.epsilon_inter is None else config.epsilon_inter
     compute = int(total / world * compute_tolerance(config))
     token_limit = int(tokens / world * (1 + config.token_tolerance))
     least_compute = lpt_bound(tile_work, head_groups, world, compute)
     least_tokens = lpt_bound(block_size, 1, world, token_limit)
     possible = least_compute <= compute and least_tokens <= token_limit
     compute, token_limit = max(compute, least_compute), max(token_limit, least_tokens)
-    devices = np.bincount(topology.node)
-    node_compute = np.full(len(devices), total, np.int64)
-    if by_node:
-        largest = int(tile_work.max(initial=0))
-        node_compute = np.maximum((devices * (total / world) * (1 + inter)).astype(np.int64), devices * largest)
+    node_compute = np.full(topology.num_nodes, total, np.int64)
+    if limits_nodes(config):
+        node_compute = (np.bincount(topology.node) * (total / world) * (1 + inter)).astype(np.int64)
+        dealt = deal_by_node(tile_work, head_groups, topology.node)
+        load = np.bincount(dealt.ravel(), weights=np.repeat(tile_work, head_groups), minlength=world).astype(np.int64)
+        least_node = np.bincount(topology.node, weights=load).astype(np.int64)
+        possible &= bool(load.max() <= compute and np.all(least_node <= node_compute))
+        compute, node_compute = max(compute, int(load.max())), np.maximum(node_compute, least_node)
     return Limits(compute, token_limit, node_compute, total, tokens, possible)
 
 
@@ -94,6 +97,34 @@ def deal_evenly(piece: np.ndarray, copies: int, world: int) -> np.ndarray:
     device = np.empty((len(piece), copies), np.int32)
     device[order] = _lpt(np.repeat(piece[order], copies), world).reshape(-1, copies)
     return device
+
+
+def deal_by_node(piece: np.ndarray, copies: int, node: np.ndarray) -> np.ndarray:
+    """Pieces dealt longest first to nodes, in proportion to their devices, then inside each: int32[pieces, copies]."""
+    order = np.argsort(-piece, kind="stable")
+    pieces, counts = np.repeat(piece[order], copies), np.bincount(node)
+    node_of = _lpt_shares(pieces, counts)
+    dealt = np.empty(len(pieces), np.int32)
+    for n in range(len(counts)):
+        own = np.flatnonzero(node_of == n)
+        dealt[own] = np.flatnonzero(node == n)[_lpt(pieces[own], counts[n])]
+    device = np.empty((len(piece), copies), np.int32)
+    device[order] = dealt.reshape(-1, copies)
+    return device
+
+
+@nb.njit(cache=True)
+def _lpt_shares(piece, share):
+    """The bin of each piece, dealt in this order to where it makes the least load in relation to the share."""
+    load, result = np.zeros(len(share), np.int64), np.empty(len(piece), np.int32)
+    for i in range(len(piece)):
+        best = 0
+        for b in range(1, len(share)):
+            if (load[b] + piece[i]) * share[best] < (load[best] + piece[i]) * share[b]:
+                best = b
+        result[i] = best
+        load[best] += piece[i]
+    return result
 
 
 @nb.njit(cache=True)

@@ -58,6 +58,21 @@ def test_small_batches_reach_what_their_pieces_permit(batch: BatchSpec, topology
     assert plan.score.status in ("ok", "best_possible") and plan.score.excess == 0
 
 
+@settings(max_examples=25, deadline=None)
+@given(batches(), topologies, shapes, st.sampled_from([(0.4, 0.1), (0.0, 0.1), (0.02, None)]))
+def test_limits_of_nodes_hold_too(batch, topology, shape, epsilons) -> None:
+    config = DcpConfig(epsilon_inter=epsilons[0], epsilon_intra=epsilons[1])
+    found = solve(batch, topology, shape, config)
+    assert found.score.excess == 0 and found.score.status in ("ok", "best_possible")
+    units = zip(found.problem.tile_work, found.problem.unit_device(found.placement), strict=True)
+    work = np.zeros(topology.num_nodes, np.int64)
+    for amount, devices in units:
+        np.add.at(work, topology.node[devices], amount)
+    assert np.all(work <= found.problem.limits.node_compute)
+    allowed = np.bincount(topology.node) * work.sum() / topology.world_size * (1 + epsilons[0])
+    assert np.all(work <= allowed) or found.score.status == "best_possible"
+
+
 @settings(max_examples=40, deadline=None)
 @given(batches(), topologies, shapes, st.integers(1, 9), st.sampled_from([TILES, ROWS]), st.integers(0, 999))
 def test_a_search_keeps_its_counts(batch, topology, shape, size, mix, seed) -> None:

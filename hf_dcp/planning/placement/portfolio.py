@@ -9,7 +9,7 @@ import numpy as np
 
 from hf_dcp.config import DcpConfig
 from hf_dcp.planning.batch import BatchSpec, ModelShape, Topology
-from hf_dcp.planning.limits import deal_evenly
+from hf_dcp.planning.limits import deal_by_node, deal_evenly, limits_nodes
 from hf_dcp.planning.objective import Score, evaluate
 from hf_dcp.planning.placement.auto import Outline, head_groups
 from hf_dcp.planning.placement.copies import Copies, find_copies
@@ -197,8 +197,11 @@ def _repair(problem: Problem, graph: Graph, state: State, seed: int) -> None:
     owner, unit, limits = state.owner, state.unit, problem.limits
     if state.tokens.max() > limits.tokens:
         owner = deal_evenly(problem.blocks.size, 1, problem.world_size)[:, 0]
-    if state.work.max() > limits.compute:
-        unit = deal_evenly(problem.tile_work, problem.head_groups, problem.world_size)
+    if state.work.max() > limits.compute or np.any(state.node_work > limits.node_compute):
+        if limits_nodes(problem.config):
+            unit = deal_by_node(problem.tile_work, problem.head_groups, problem.topology.node)
+        else:
+            unit = deal_evenly(problem.tile_work, problem.head_groups, problem.world_size)
     dealt_out = make_state(graph, owner, unit)
     refine(strict, dealt_out, REPAIR_EFFORT, seed)
     if not within_limits(problem, dealt_out):
