@@ -18,7 +18,7 @@ MASKS = ("causal", "full", "lambda:64,1024", "blockwise:256,2,1,1", "shared:0.2x
 @pytest.mark.parametrize("lengths", [[5000, 3000, 777, 64, 5], [333, 333, 333, 4000]])
 def test_cost_and_balance_are_those_of_the_tiles(lengths: list[int], topology: Topology) -> None:
     def promising(cost: int, epsilon: float) -> list[str]:
-        return promising_rivals(batch, topology, SHAPE, DcpConfig(epsilon=epsilon), SHAPE.kv_heads, cost)
+        return promising_rivals(batch, topology, SHAPE, DcpConfig(epsilon=epsilon), cost)
 
     for mask in MASKS:
         batch = BatchSpec(lengths, parse_mask(mask))

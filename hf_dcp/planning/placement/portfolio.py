@@ -81,10 +81,10 @@ def solve(batch: BatchSpec, topology: Topology, shape: ModelShape, config: DcpCo
     """
     if config.placement in SCHEMES:
         return _static(config.placement, batch, topology, shape, config)
-    found = _search(batch, topology, shape, config, head_groups(shape, config))
+    found = _search(batch, topology, shape, config, head_groups(batch, shape, config))
     if config.placement != "auto" or found.score.cost == 0:
         return found
-    names = promising_rivals(batch, topology, shape, config, head_groups(shape, config), found.score.cost)
+    names = promising_rivals(batch, topology, shape, config, found.score.cost)
     rivals = [_static(name, batch, topology, shape, config) for name in names]
     return min([found, *rivals], key=lambda solution: solution.score.key)
 

@@ -22,18 +22,18 @@ RIVALS = ("ring", "zigzag", "head-ring")
 
 
 def promising_rivals(
-    batch: BatchSpec, topology: Topology, shape: ModelShape, config: DcpConfig, groups: int, cost: int
+    batch: BatchSpec, topology: Topology, shape: ModelShape, config: DcpConfig, cost: int
 ) -> list[str]:
     """Those that are cheaper than ``cost`` and keep the compute limit, about.
 
     Args:
-        groups: head groups of the plan.
         cost: of what the search found, as in `hf_dcp.planning.objective.Score`.
     """
     found = []
     for name in RIVALS:
         grid = Grid.of(SCHEMES[name], topology, shape.kv_heads)
-        if groups % grid.team == 0 and _could_win(name, grid, batch, topology, shape, config, cost):
+        splits = config.head_groups == "auto" or config.head_groups % grid.team == 0
+        if splits and _could_win(name, grid, batch, topology, shape, config, cost):
             found.append(name)
     return found
 
