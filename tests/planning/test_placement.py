@@ -147,3 +147,15 @@ def test_windowed_layers_are_placed_by_their_weighted_sum(backward_kv: str) -> N
 def test_head_groups_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ValueError, match="head_groups must divide kv_heads"):
         solve(BatchSpec([64], masks.causal()), Topology.grid(1, 2), SHAPE, DcpConfig(head_groups=3))
+
+
+def test_fewer_longer_chunks_of_a_window() -> None:
+    """Every chunk but the first needs a window of rows before it: the limits are used up, and a device is left without."""
+    batch, topology = BatchSpec([32768], masks.sliding_window(512)), Topology.grid(4, 8)
+    plan = plan_batch(batch, topology, SHAPE)
+    plan.check()
+    assert plan.placement.name == "contiguous, uneven" and plan.score.status == "ok"
+    chunks = len(set(plan.placement.block_device.tolist()))
+    assert chunks == 31  # 31 chunks of at most 1.05 * 1024 tokens are enough
+    sent = plan.score.passes["forward"]
+    assert sent.inter_node + sent.intra_node <= (chunks - 1) * 511 * 2 * 2 * 64 * 2  # rows, K and V, heads, dim, bf16

@@ -18,7 +18,7 @@ from hf_dcp.planning.placement.nodes import NodeSeed, node_seeds
 from hf_dcp.planning.placement.pieces import sequence_pieces
 from hf_dcp.planning.placement.refine import refine
 from hf_dcp.planning.placement.rivals import promising_rivals
-from hf_dcp.planning.placement.seeds import Seed, bisected, contiguous, dealt, laid
+from hf_dcp.planning.placement.seeds import Seed, bisected, contiguous, dealt, laid, local_units, longest_chunks
 from hf_dcp.planning.placement.state import (
     Graph,
     State,
@@ -109,12 +109,24 @@ def _search(batch: BatchSpec, topology: Topology, shape: ModelShape, config: Dcp
         problem = _problem(batch, topology, shape, config, outline.cut(coarse), groups)
         found = _scored(problem, "contiguous", *contiguous(problem, make_graph(problem)))
         if _is_cheap(problem, found[1]):
-            return Solution(problem, *found)
+            return min([Solution(problem, *found), *_uneven(problem, outline)], key=lambda solution: solution.score.key)
     for size in outline.sizes(topology, groups, config):
         problem = _problem(batch, topology, shape, config, outline.cut(size), groups)
         if problem.limits.possible:
             break
     return Solution(problem, *place(problem, config))
+
+
+def _uneven(problem: Problem, outline: Outline) -> list[Solution]:
+    """Contiguous chunks again, as long as limits permit, and so fewer of them: the first devices get what is left."""
+    chunks = longest_chunks(problem) if len(problem.batch.lengths) == 1 else np.zeros(0, np.int64)
+    if len(chunks) == 0:
+        return []
+    cut = np.unique(np.concatenate([chunks, outline.segments[0]]))
+    finer = _problem(problem.batch, problem.topology, problem.shape, problem.config, [cut], problem.head_groups)
+    order = np.argsort(problem.topology.node, kind="stable").astype(np.int32)[-len(chunks) :]
+    owner = order[np.searchsorted(chunks, finer.blocks.start, side="right") - 1]
+    return [Solution(finer, *_scored(finer, "contiguous, uneven", owner, local_units(finer, owner)))]
 
 
 def _problem(
