@@ -4,7 +4,7 @@
 
 For words and their senses (WordNet), and for long functions and their one-line descriptions, each with two and with four
 ranked answers: the small Llama of the recipes, fp32, CPU, one thread per process, the same pairs in the same order in both.
-Stock TRL divides the pairs of a step among its processes; DCP's processes are one group. Prints one JSON line for each.
+Stock TRL divides the pairs of a step among its processes; DCP's processes are one group. CPU seconds are those of the first process. Prints one JSON line for each.
 """
 
 # ruff: noqa: E402
@@ -35,16 +35,23 @@ import hf_dcp
 from hf_dcp.data.answers import ranked_pairs
 from hf_dcp.runtime.processes import run_processes
 
+FIGURES = ("tokens", "seconds", "cpu_seconds")
 SKIPPED = 2  # steps that compile the planner and fill caches
 QUESTIONS_PER_STEP = {"words": 8, "functions": 1}
 
 
 class Clock(TrainerCallback):
+    """Seconds, and CPU seconds of this process, at the end of every step."""
+
     def __init__(self) -> None:
-        self.times: list[float] = []
+        self.times: list[tuple[float, float]] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.times.append(time.perf_counter())
+        self.times.append((time.perf_counter(), time.process_time()))
+
+    def per_step(self) -> tuple[float, float]:
+        steps = [(b[0] - a[0], b[1] - a[1]) for a, b in zip(self.times, self.times[1:])][SKIPPED - 1 :]
+        return statistics.median(s for s, _ in steps), statistics.median(c for _, c in steps)
 
 
 def data_of(kind: str, answers: int, wordnet: Path, work_dir: Path, steps: int) -> Dataset:
@@ -89,11 +96,12 @@ def measure(kind: str, answers: int, dcp: bool, steps: int, wordnet: str, work_d
     trainer = DPOTrainer(model, copy.deepcopy(model), args, train_dataset=data, processing_class=tokenizer, **extra)
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
-    seconds = [b - a for a, b in zip(clock.times, clock.times[1:])][SKIPPED - 1 :]
+    seconds, cpu = clock.per_step()
     tokens = logs[-1]["num_tokens"] / len(logs)
     return {
         "tokens": statistics.mean(entry["dcp/tokens"] for entry in logs) if dcp else tokens,
-        "seconds": statistics.median(seconds),
+        "seconds": seconds,
+        "cpu_seconds": cpu,
         "loss": [entry["loss"] for entry in logs],
     }
 
@@ -117,9 +125,10 @@ def main() -> None:
                 "data": kind,
                 "answers": answers,
                 "processes": given.processes,
-                "stock": {name: stock[name] for name in ("tokens", "seconds")},
-                "dcp": {name: dcp[name] for name in ("tokens", "seconds")},
+                "stock": {name: stock[name] for name in FIGURES},
+                "dcp": {name: dcp[name] for name in FIGURES},
                 "token_saving": stock["tokens"] / dcp["tokens"],
+                "cpu_saving": stock["cpu_seconds"] / dcp["cpu_seconds"],
                 "time_saving": stock["seconds"] / dcp["seconds"],
                 "largest_loss_difference": max(abs(a - b) for a, b in zip(stock["loss"], dcp["loss"])),
             }
