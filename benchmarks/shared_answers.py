@@ -4,7 +4,8 @@
 
 For words and their senses (WordNet), and for long functions and their one-line descriptions, each with two and with four
 ranked answers: the small Llama of the recipes, fp32, CPU, one thread per process, the same pairs in the same order in both.
-Stock TRL divides the pairs of a step among its processes; DCP's processes are one group. CPU seconds are those of the first process. Prints one JSON line for each.
+Stock TRL divides the pairs of a step among its processes; DCP's processes are one group. CPU seconds are those of the
+first process. Prints one JSON line for each.
 """
 
 # ruff: noqa: E402
