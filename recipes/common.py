@@ -87,7 +87,8 @@ def parse(options: type, arguments: type, argv: Sequence[str], description: str,
     )
     given = vars(parser.parse_args(list(argv)))
     chosen = options(**{f.name: given.pop(f.name) for f in fields(options)})
-    return chosen, arguments(**given, parallelism_config=chosen.parallelism())
+    given["parallelism_config"] = chosen.parallelism()
+    return chosen, arguments(**given)
 
 
 def load_model(options: Options, rewards: bool = False) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -108,9 +109,11 @@ def load_model(options: Options, rewards: bool = False) -> tuple[PreTrainedModel
     else:
         model, tokenizer = models.by_name(options.model, "dcp")
     if rewards:
-        config = model.config
-        config.num_labels = 1
-        model = LlamaForSequenceClassification._from_config(config, attn_implementation="dcp", dtype=torch.float32)
+        backbone, model.config.num_labels = model.model, 1
+        model = LlamaForSequenceClassification._from_config(
+            model.config, attn_implementation="dcp", dtype=torch.float32
+        )
+        model.model.load_state_dict(backbone.state_dict())
     return model, tokenizer
 
 

@@ -67,8 +67,8 @@ def build(argv: Sequence[str]) -> tuple[Callable[[], dict[str, Any]], Options]:
         Options, TrainingArguments, argv, __doc__ or "", output_dir="runs/custom", per_device_train_batch_size=1
     )
     set_seed(args.seed)
-    model, tokenizer = common.load_model(options)
     with args.main_process_first(desc="data"):
+        model, tokenizer = common.load_model(options)
         texts = common.load_rows(options, common.offline_texts, (options.column,))
         rows = [row_of(text, tokenizer, options.max_tokens) for text in texts[options.column] if text]
     trainer = common.trainer_of(options, args, model, [row for row in rows if row["length"]], ranges_of, tokenizer)

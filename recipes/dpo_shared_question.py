@@ -31,6 +31,7 @@ from typing import Any
 import common
 from data import questions
 from datasets import Dataset
+from transformers import set_seed
 from trl import DPOConfig, DPOTrainer
 
 import hf_dcp
@@ -77,8 +78,9 @@ def build(argv: Sequence[str]) -> tuple[Callable[[], dict[str, Any]], Options]:
         max_length=None,
     )
     args.max_length = args.max_length or options.max_tokens
-    model, tokenizer = common.load_model(options)
+    set_seed(args.seed)
     with args.main_process_first(desc="data"):
+        model, tokenizer = common.load_model(options)
         data = pairs(options, tokenizer)
     trainer = DPOTrainer(
         model,

@@ -91,8 +91,8 @@ def build(argv: Sequence[str]) -> tuple[Callable[[], dict[str, Any]], Options]:
         Options, TrainingArguments, argv, __doc__ or "", output_dir="runs/icl", per_device_train_batch_size=1
     )
     set_seed(args.seed)
-    model, tokenizer = common.load_model(options)
     with args.main_process_first(desc="data"):
+        model, tokenizer = common.load_model(options)
         made = functools.partial(folders_of_functions, rows=64, shots=options.shots)
         data = common.load_rows(options, made, ("examples", "test"))
         rows = []

@@ -65,8 +65,8 @@ def build(argv: Sequence[str]) -> tuple[Callable[[], dict[str, Any]], Options]:
     )
     set_seed(args.seed)
     inner = lambda_mask(options.sink, options.window)
-    model, tokenizer = common.load_model(options)
     with args.main_process_first(desc="data"):
+        model, tokenizer = common.load_model(options)
         texts = common.load_rows(options, common.offline_texts, (options.column,))
         rows: Any = tokenise(texts, tokenizer, options.column, options.max_tokens)
     mask: Any = inner

@@ -26,6 +26,7 @@ from typing import Any
 
 import common
 from dpo_shared_question import Options, pairs
+from transformers import set_seed
 from trl import RewardConfig, RewardTrainer
 
 import hf_dcp
@@ -43,8 +44,9 @@ def build(argv: Sequence[str]) -> tuple[Callable[[], dict[str, Any]], Options]:
         max_length=None,
     )
     args.max_length = args.max_length or options.max_tokens
-    model, tokenizer = common.load_model(options, rewards=True)
+    set_seed(args.seed)
     with args.main_process_first(desc="data"):
+        model, tokenizer = common.load_model(options, rewards=True)
         data = pairs(options, tokenizer)
     trainer = RewardTrainer(
         model,
