@@ -12,13 +12,14 @@ from hf_dcp.planning.batch import BatchSpec, ModelShape, Topology
 from hf_dcp.planning.limits import deal_by_node, deal_evenly, limits_nodes
 from hf_dcp.planning.objective import Score, evaluate
 from hf_dcp.planning.placement.auto import Outline, head_groups
+from hf_dcp.planning.placement.chunks import cheapest_chunks, longest_chunks
 from hf_dcp.planning.placement.copies import Copies, find_copies
 from hf_dcp.planning.placement.named import solver_placement, static_placement
 from hf_dcp.planning.placement.nodes import NodeSeed, node_seeds
 from hf_dcp.planning.placement.pieces import sequence_pieces
 from hf_dcp.planning.placement.refine import refine
 from hf_dcp.planning.placement.rivals import promising_rivals
-from hf_dcp.planning.placement.seeds import Seed, bisected, contiguous, dealt, laid, local_units, longest_chunks
+from hf_dcp.planning.placement.seeds import Seed, bisected, contiguous, dealt, laid, local_units
 from hf_dcp.planning.placement.state import (
     Graph,
     State,
@@ -109,23 +110,40 @@ def _search(batch: BatchSpec, topology: Topology, shape: ModelShape, config: Dcp
         problem = _problem(batch, topology, shape, config, outline.cut(coarse), groups)
         found = _scored(problem, "contiguous", *contiguous(problem, make_graph(problem)))
         if _is_cheap(problem, found[1]):
-            return min([Solution(problem, *found), *_uneven(problem, outline)], key=lambda solution: solution.score.key)
+            chunks = [Solution(problem, *found), *_uneven(problem, outline, found[1].cost)]
+            return min(chunks, key=lambda solution: solution.score.key)
     for size in outline.sizes(topology, groups, config):
         problem = _problem(batch, topology, shape, config, outline.cut(size), groups)
         if problem.limits.possible:
             break
-    return Solution(problem, *place(problem, config))
+    found = Solution(problem, *place(problem, config))
+    if config.placement != "auto" or found.score.cost == 0:
+        return found
+    return min([found, *_uneven(problem, outline, found.score.cost)], key=lambda solution: solution.score.key)
 
 
-def _uneven(problem: Problem, outline: Outline) -> list[Solution]:
-    """Contiguous chunks again, as long as limits permit, and so fewer of them: the first devices get what is left."""
-    chunks = longest_chunks(problem) if len(problem.batch.lengths) == 1 else np.zeros(0, np.int64)
-    if len(chunks) == 0:
-        return []
-    cut = np.unique(np.concatenate([chunks, outline.segments[0]]))
-    finer = _problem(problem.batch, problem.topology, problem.shape, problem.config, [cut], problem.head_groups)
-    order = np.argsort(problem.topology.node, kind="stable").astype(np.int32)[-len(chunks) :]
-    owner = order[np.searchsorted(chunks, finer.blocks.start, side="right") - 1]
+def _uneven(problem: Problem, outline: Outline, most: float) -> list[Solution]:
+    """Contiguous chunks that use the limits up, if they may cost less than ``most``."""
+    batch, order = problem.batch, np.argsort(problem.topology.node, kind="stable").astype(np.int32)
+    if len(batch.lengths) == 1:
+        starts = longest_chunks(problem)
+        if len(starts) == 0:
+            return []
+        devices = order[-len(starts) :]
+    else:
+        found = cheapest_chunks(problem)
+        if found is None or found[2] >= most:
+            return []
+        starts, devices = found[:2]
+        by_token = np.argsort(starts)
+        starts, devices = starts[by_token], devices[by_token]
+    points = np.unique(
+        np.concatenate([starts, *(b + s for b, s in zip(outline.segments, batch.starts[:-1], strict=True))])
+    )
+    bounds = np.searchsorted(points, batch.starts)
+    cut = [points[a:b] - first for a, b, first in zip(bounds[:-1], bounds[1:], batch.starts[:-1], strict=True)]
+    finer = _problem(batch, problem.topology, problem.shape, problem.config, cut, problem.head_groups)
+    owner = devices[np.searchsorted(starts, finer.blocks.start, side="right") - 1]
     return [Solution(finer, *_scored(finer, "contiguous, uneven", owner, local_units(finer, owner)))]
 
 

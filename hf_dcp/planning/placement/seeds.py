@@ -30,25 +30,6 @@ def contiguous(problem: Problem, graph: Graph) -> Seed:
     return owner, local_units(problem, owner)
 
 
-def longest_chunks(problem: Problem) -> np.ndarray:
-    """First tokens of chunks of a single sequence that are as long as limits permit, from its end on; none if that is
-    too short for it.
-
-    Where every chunk needs a window of rows before it, fewer and longer chunks need less.
-    """
-    limits, area = problem.limits, np.zeros(problem.batch.num_tokens, np.int64)
-    for tiles, (_, layers) in zip(problem.tiles, problem.shape.windows, strict=True):
-        ranges = tiles.ranges[0].astype(np.int64)
-        area += (ranges[:, :, 1] - ranges[:, :, 0]).sum(1) * (layers * problem.shape.heads)
-    before = np.concatenate([[0], np.cumsum(area)])
-    starts = [problem.batch.num_tokens]
-    while starts[-1] > 0 and len(starts) <= problem.world_size:
-        end = starts[-1]
-        least = int(np.searchsorted(before, before[end] - limits.compute))
-        starts.append(min(max(end - limits.tokens, least, 0), end - 1))
-    return np.array(starts[:0:-1], np.int64) if starts[-1] == 0 else np.zeros(0, np.int64)
-
-
 def local_units(problem: Problem, owner: np.ndarray) -> np.ndarray:
     """Tiles at the owner of their queries, or, in heavy rows, of their KV."""
     limits, work = problem.limits, block_work(problem)
