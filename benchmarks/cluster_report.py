@@ -105,7 +105,8 @@ def read(files: Iterable[Path]) -> list[Cell]:
         for plan in raw["plans"].values():
             for which in PASSES:
                 plan[which] = {name: _rounded(value) for name, value in plan[which].items()}
-    return [Cell(best[key]) for key in sorted(best)]
+    masks = list(MARKERS)
+    return [Cell(best[key]) for key in sorted(best, key=lambda key: (*key[:4], masks.index(key[4])))]
 
 
 def _rounded(value: Any) -> Any:
@@ -129,7 +130,7 @@ def report(cells: list[Cell]) -> str:
 
 def _summary(cells: list[Cell]) -> str:
     rows = []
-    for mask in dict.fromkeys(cell.mask for cell in cells):
+    for mask in (mask for mask in MARKERS if any(cell.mask == mask for cell in cells)):
         own = [cell for cell in cells if cell.mask == mask]
         high = [cell for cell in own if cell.dense["ceiling"] >= 1.25 * cell.paper]
         met = sum(cell.dense["speedup"] >= cell.paper for cell in high)
