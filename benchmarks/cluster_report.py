@@ -66,6 +66,11 @@ class Cell:
     def paper(self) -> float:
         return PAPER["causal" if self.mask == "causal" else "sparse"]
 
+    @property
+    def rounds(self) -> str:
+        """Of dcp, and of the best dense scheme."""
+        return f"{self.raw['rounds']['dcp']}, {self.raw['rounds'][self.dense['best']]}"
+
     def seconds(self, plan: str) -> float:
         return sum(self.raw["plans"][plan][which]["seconds"] for which in PASSES)
 
@@ -175,7 +180,7 @@ def _cells(cells: list[Cell]) -> str:
         f"{cell.seconds(cell.dense['best']):.2f} {cell.dense['best'].removesuffix('-dense')} | "
         f"{cell.seconds(cell.exact['best']):.2f} {cell.exact['best']} | {cell.dense['speedup']:.2f} | "
         f"{cell.dense['ceiling']:.2f} | {cell.exact['speedup']:.2f} | {cell.megabytes('dcp'):.1f}, "
-        f"{cell.megabytes(cell.dense['best']):.1f} | {cell.raw['rounds']['dcp']}, {cell.raw['rounds'][cell.dense['best']]} | {cell.raw['foreign_cpu']:.0%} |"
+        f"{cell.megabytes(cell.dense['best']):.1f} | {cell.rounds} | {cell.raw['foreign_cpu']:.0%} |"
         for cell in cells
     ]
     return "\n".join([head, *rows])
