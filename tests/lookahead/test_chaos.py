@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.lookahead.chaos import STEPS, run_scenarios, total
+from tests.lookahead.chaos import STEPS, total
+from tests.lookahead.ranks import run
 from tests.lookahead.servers import RedisServer, binary, free_port
-from tests.multiprocess import run_ranks
 
-os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
 ROOT = Path(__file__).parents[2]
 WORLD = 4
 DEFAULT = ["calm", "killed", "flushed", "corrupted", "planner_fails", "resumed", "away_at_start"]
@@ -23,20 +22,14 @@ LONG = ["frozen", "full", "slow", "two_runs"]
 Answers = dict[str, list[dict[str, Any]]]
 
 
-def run(names: list[str], folder: Path, version: str) -> Answers:
-    """For each scenario, the answers of all ranks."""
-    results = run_ranks(run_scenarios, WORLD, names, str(folder), binary(version), timeout=280)
-    return {name: [result[name] for result in results] for name in results[0]}
-
-
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    return run(DEFAULT, tmp_path_factory.mktemp("chaos"), "7")
+    return run(DEFAULT, tmp_path_factory.mktemp("chaos"), binary("7"))
 
 
 @pytest.fixture(scope="module")
 def long_answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    return run(LONG, tmp_path_factory.mktemp("chaos"), "7")
+    return run(LONG, tmp_path_factory.mktemp("chaos"), binary("7"))
 
 
 def undisturbed(answers: Answers, name: str) -> None:
@@ -135,7 +128,7 @@ def test_two_runs_on_one_server(long_answers: Answers) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["calm", "killed", "flushed", "full"])
 def test_with_the_older_server(name: str, tmp_path: Path) -> None:
-    undisturbed(run([name], tmp_path, "6.2"), name)
+    undisturbed(run([name], tmp_path, binary("6.2")), name)
 
 
 def test_a_killed_worker_ends_every_rank_within_seconds(tmp_path: Path) -> None:
