@@ -116,10 +116,10 @@ def _search(batch: BatchSpec, topology: Topology, shape: ModelShape, config: Dcp
         problem = _problem(batch, topology, shape, config, outline.cut(size), groups)
         if problem.limits.possible:
             break
-    found = Solution(problem, *place(problem, config))
-    if config.placement != "auto" or found.score.cost == 0:
-        return found
-    return min([found, *_uneven(problem, outline, found.score.cost)], key=lambda solution: solution.score.key)
+    best = Solution(problem, *place(problem, config))
+    if config.placement != "auto" or best.score.cost == 0:
+        return best
+    return min([best, *_uneven(problem, outline, best.score.cost)], key=lambda solution: solution.score.key)
 
 
 def _uneven(problem: Problem, outline: Outline, most: float) -> list[Solution]:
