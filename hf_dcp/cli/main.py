@@ -46,7 +46,9 @@ def run(argv: list[str]) -> int:
 
 def make_app(names: Sequence[str]) -> typer.Typer:
     """The application with the named commands."""
-    app = typer.Typer(help="Dynamic Context Parallelism: would it help, what would it do, is it right here?", add_completion=False)
+    app = typer.Typer(
+        help="Dynamic Context Parallelism: would it help, what would it do, is it right here?", add_completion=False
+    )
     app.callback()(_no_options)
     for name in names:
         module, _, function = COMMANDS[name].partition(":")
