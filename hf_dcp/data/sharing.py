@@ -74,7 +74,9 @@ def _pack_group(sequences: list[np.ndarray], tail: int) -> tuple[np.ndarray, Mas
     question = max(common_prefix(sequences) - tail, 0)
     parts = [sequences[0][:question]]
     branch_of: dict[bytes, int] = {}
-    starts, lengths, places = [], [], []
+    starts: list[int] = []
+    lengths: list[int] = []
+    places: list[np.ndarray] = []
     end = question
     for sequence in sequences:
         branch = sequence[question : len(sequence) - tail]

@@ -57,10 +57,11 @@ def check_trl(trainer: Any) -> None:
             f"router_aux_loss_coef={coefficient} can't be honoured by DCP: the loss of the router is not linear in the "
             "tokens of a rank; set router_aux_loss_coef=0.0"
         )
-    if getattr(trainer.args, "precompute_ref_log_probs", False) and trainer.is_fsdp_enabled:
+    group = trainer.data_collator.session.require_group()
+    if getattr(trainer.args, "precompute_ref_log_probs", False) and (group.size > 1 or trainer.is_fsdp_enabled):
         raise ValueError(
-            "precompute_ref_log_probs=True can't be honoured with FSDP, where TRL loads a reference model of its own: "
-            "leave it out"
+            "precompute_ref_log_probs=True can't be honoured by DCP: TRL joins what all ranks have computed beforehand, and "
+            "the ranks of a group have the same; leave it out"
         )
 
 

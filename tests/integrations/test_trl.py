@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
-from datasets import Dataset, disable_progress_bars, load_from_disk
+from datasets import Dataset, disable_progress_bars
 from peft import LoraConfig
 
 import hf_dcp
@@ -45,7 +44,6 @@ DPO: dict[str, dict[str, Any]] = {
     "keep_start": SHORT | {"max_length": 17},
     "keep_end": SHORT | {"max_length": 12, "truncation_mode": "keep_end"},
     "workers": SHORT | {"dataloader_num_workers": 1},
-    "precomputed": SHORT | {"precompute_ref_log_probs": True},
     "lora": SHORT | {"peft_config": lora(), "gradient_checkpointing": True},
 }
 SFT: dict[str, tuple[Any, dict[str, Any]]] = {}
@@ -96,12 +94,8 @@ def sft_case(name: str, dcp_size: int | None) -> dict[str, Any]:
     return train(sft, dcp_size, data, **options)
 
 
-def all_cases(dcp_size: int | None, folder: str) -> dict[str, Any]:
-    """Results of all cases. ``folder`` holds `pairs`, where TRL keeps the log-probabilities that it computes beforehand."""
-    answers = {}
-    for name, options in DPO.items():
-        data = load_from_disk(folder) if name == "precomputed" else pairs()
-        answers[f"dpo {name}"] = train(dpo, dcp_size, data, **options)
+def all_cases(dcp_size: int | None) -> dict[str, Any]:
+    answers = {f"dpo {name}": train(dpo, dcp_size, pairs(), **options) for name, options in DPO.items()}
     ranked = {"per_device_train_batch_size": RANKED * (RANKED - 1) // 2, "max_steps": 3}
     answers["dpo ranked"] = train(dpo, dcp_size, ranked_pairs(3, RANKED), **ranked)
     few = {"max_steps": 3, "eval_dataset": pairs(5, seed=9), "center_rewards_coefficient": 0.1}
@@ -129,27 +123,21 @@ def controls(dcp_size: int) -> dict[str, Any]:
     return answers
 
 
-def on_ranks(folder: str) -> str:
+def on_ranks() -> str:
     disable_progress_bars()
     multiprocessing.current_process()._config["daemon"] = False  # it is to have data loader workers
     world = dist.get_world_size()
-    return json.dumps(all_cases(world, folder) | controls(world))
-
-
-def on_disk(folder: Path) -> str:
-    pairs().save_to_disk(str(folder))
-    return str(folder)
+    return json.dumps(all_cases(world) | controls(world))
 
 
 @pytest.fixture(scope="module")
-def stock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return all_cases(None, on_disk(tmp_path_factory.mktemp("stock") / "pairs"))
+def stock() -> dict[str, Any]:
+    return all_cases(None)
 
 
 @pytest.fixture(scope="module")
-def on_two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = on_disk(tmp_path_factory.mktemp("two") / "pairs")
-    return [json.loads(text) for text in run_ranks(on_ranks, 2, folder, timeout=500)]
+def on_two() -> list[dict[str, Any]]:
+    return [json.loads(text) for text in run_ranks(on_ranks, 2, timeout=500)]
 
 
 def check(found: dict[str, float]) -> None:
@@ -183,7 +171,7 @@ def test_wrong_variants_are_found(stock: dict[str, Any], on_two: list[dict[str, 
     right = stock["dpo plain"]
     short = {"logs": right["logs"][:2], "parameters": right["parameters"]}
     seen = differences(on_two[0]["answers see each other"], short)
-    assert seen["logps/chosen"] > 1e-2
+    assert seen["logps/chosen"] > 1e-3  # two hundred times what rounding makes
     norm = differences(on_two[0]["gradients averaged"], short)["grad_norm"]
     assert norm > 0.1 * right["logs"][0]["grad_norm"]
 
@@ -221,13 +209,12 @@ def on_four() -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_four_ranks_are_one_process(stock: dict[str, Any]) -> None:
+def test_four_ranks_are_one_process() -> None:
     results = [json.loads(text) for text in run_ranks(on_four, 4, timeout=500)]
+    plain = train(dpo, None, pairs(), eval_dataset=pairs(5, seed=9))
     both = train(dpo, None, pairs(), per_device_train_batch_size=4, max_steps=3)
     alone = train(rewards, None, pairs())
     for result in results:
-        check(differences(result["dcp 4"], stock["dpo plain"]))
+        check(differences(result["dcp 4"], plain))
         check(differences(result["rewards"], alone))
-        found = differences(result["dp 2"], both)
-        # TRL's mean of tokens over ranks weighs tokens, not ranks: these three are the same; the rest are means of pairs
-        check(found)
+        check(differences(result["dp 2"], both))
