@@ -122,7 +122,7 @@ class Binding:
         loss, router = output.loss, None
         if self.router is not None and getattr(output, "router_logits", None):
             loss, router = loss - self.router.local(output), self.router.share(output, plan)
-        if module.training:
+        if module.training or loss.requires_grad:  # loaded models are in evaluation mode until told otherwise
             output.loss = loss if router is None else loss + router
         else:
             output.loss = self._group_loss(loss.detach(), router, plan, kwargs)

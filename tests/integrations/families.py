@@ -105,7 +105,7 @@ LONG = {
     "rope_theta": 1e4,
     "short_factor": [1.0, 1.1, 1.2, 1.3],
     "long_factor": [2.0, 3.0, 4.0, 5.0],
-    "original_max_position_embeddings": 16,
+    "original_max_position_embeddings": 48,  # one rank alone has longer positions
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 VISION = {"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 32, "patch_size": 2}

@@ -159,9 +159,12 @@ def pipeline(schedule: type) -> Step:
     def loss_of(logits: Tensor, target: Tensor) -> Tensor:
         return nn.functional.cross_entropy(logits[0], target[0], ignore_index=IGNORE, reduction="sum") / items
 
-    pipe = schedule(
-        PipelineStage(stage, number, 2, torch.device("cpu"), group=group), len(MICRO), loss_of, scale_grads=False
-    )
+    hidden = torch.empty(1, int(longest), model.config.hidden_size, requires_grad=True)
+    logits = torch.empty(1, int(longest), model.config.vocab_size, requires_grad=True)
+    # Shapes are given: found out by a trial on the meta device, they would want the number of a plan.
+    ends = {"input_args": hidden if number else ids[:1], "output_args": logits if number else hidden}
+    part = PipelineStage(stage, number, 2, torch.device("cpu"), group=group, **ends)
+    pipe = schedule(part, len(MICRO), loss_of, scale_grads=False)
     losses: list[Tensor] = []
     if number == 0:
         pipe.step(ids, positions=positions, handle=handles)
