@@ -56,7 +56,7 @@ class Options(common.Options):
             raise ValueError(f'labels must be "all" or "test", not {self.labels!r}')
 
     def mask(self) -> Callable[[dict[str, Any]], Any]:
-        sizes = {"window_blocks": self.window_blocks, "sink_blocks": self.sink_blocks}
+        sizes: dict[str, Any] = {"window_blocks": self.window_blocks, "sink_blocks": self.sink_blocks}
         if self.aligned == "tokens":
             return functools.partial(blocks_of_tokens, block=self.block, **sizes)
         return functools.partial(blocks_of_examples, examples_per_block=self.block, **sizes)

@@ -88,9 +88,8 @@ def blocks_of_examples(row: Row, window_blocks: int, sink_blocks: int, examples_
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
             raise ValueError(f"{name} must be an integer of at least {least}, not {value!r}")
     lengths = np.asarray(row["example_lengths"], np.int64)
-    shots = (
-        np.add.reduceat(lengths[:-1], np.arange(0, len(lengths) - 1, examples_per_block)) if len(lengths) > 1 else []
-    )
+    groups = np.arange(0, len(lengths) - 1, examples_per_block)
+    shots = np.add.reduceat(lengths[:-1], groups) if len(groups) else lengths[:0]
     blocks = np.append(shots, lengths[-1]).astype(np.int64)
     starts = np.cumsum(blocks) - blocks
     ends = np.append(starts[1:], blocks.sum())

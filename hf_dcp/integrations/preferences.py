@@ -39,8 +39,8 @@ class LocalTokens:
     """Which value stands where in TRL's tensor, ``size`` where there is none: int64[2 * pairs, columns]."""
 
     def to(self, device: torch.device) -> LocalTokens:
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        return LocalTokens(**{n: v.to(device) if isinstance(v, Tensor) else v for n, v in moved.items()})
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "size"}
+        return LocalTokens(size=self.size, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
 
 class PreferencePlan(BatchPlan):
