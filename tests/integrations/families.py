@@ -114,7 +114,9 @@ M_ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
 POSITIONS: dict[str, Family] = {
     # Longer than max_position_embeddings: one rank alone may see only short positions.
     "dynamic RoPE": Family("LlamaForCausalLM", {"rope_parameters": DYNAMIC, "max_position_embeddings": 16}),
-    "longrope": Family("Phi3ForCausalLM", {"rope_parameters": LONG, "pad_token_id": 0}),
+    "longrope": Family(
+        "Phi3ForCausalLM", {"rope_parameters": LONG, "original_max_position_embeddings": 48, "pad_token_id": 0}
+    ),
     "yarn": Family("LlamaForCausalLM", {"rope_parameters": YARN}),
     "2-D position ids of the rows": Family("LlamaForCausalLM", position_rows=1),
     "M-RoPE, 3-D position ids": Family(
