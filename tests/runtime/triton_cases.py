@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from tests.runtime import flash_stub
 from tests.runtime.placements import random_placement
 
 HEADS = ((4, 2), (2, 2), (6, 1))
-BASE = Case("causal", (53, 20), 16, 4, 2)
+BASE = Case("causal", (43, 14), 16, 4, 2)
 CASES = [replace(BASE, mask=mask, heads=HEADS[n % 3][0], kv_heads=HEADS[n % 3][1]) for n, mask in enumerate(MASKS)]
 CASES += [
     replace(BASE, mask="lambda:3,33", dtype="bf16"),
@@ -36,18 +37,20 @@ CASES += [
     replace(BASE, mask="full", window=9, reduce_dtype="bf16"),
     replace(BASE, lengths=(3, 1, 2), head_groups=1),
     replace(BASE, lengths=(1,)),
-    replace(BASE, lengths=(256,), heads=2, kv_heads=1, block_size=64),
-    replace(BASE, head_dim=48, lengths=(40,), heads=2, kv_heads=2),
-    replace(BASE, head_dim=80, lengths=(40,), heads=2, kv_heads=1, dtype="bf16"),
+    replace(BASE, lengths=(256,), heads=2, kv_heads=1, block_size=128),
+    replace(BASE, head_dim=48, lengths=(20,), heads=2, kv_heads=2),
+    replace(BASE, head_dim=80, lengths=(20,), heads=2, kv_heads=1, dtype="bf16"),
 ]
 
 
 def small_tiles() -> None:
     """Tiles of tests: small, so that there are many of them, and not the same for all kernels."""
-    for kernel, rows, columns in (("forward", 32, 16), ("dq", 16, 32), ("dkv", 32, 32)):
+    for kernel, rows, columns in (("forward", 64, 16), ("dq", 32, 32), ("dkv", 64, 32)):
         tuning.SHAPES[kernel] = {256: (tuning.Shape(rows, columns, 4, 1),)}
 
 
+TWICE = (4, 8, 11)
+"""Cases that are executed twice, to be equal to the bit."""
 FLASH_CASES = [
     replace(BASE, mask="lambda:3,33", dtype="bf16"),
     replace(BASE, mask="shared", dtype="fp16", heads=4, kv_heads=1, sinks=True),
@@ -66,7 +69,8 @@ def run(case: Case, world: int, kernel: str = "triton") -> dict[str, Any]:
     features = Features(case.window, case.scaling, case.softcap, case.backward_kv == "keep")
     ranks = SimulatedRanks(plan.rank_plans, kernel=kernel)
     results = ranks.execute(inputs, features)
-    again = ranks.execute(inputs, features)
+    again = ranks.execute(inputs, features) if case.seed in TWICE else results
+    print(f"{time.process_time():.1f} s: {case.name}", file=sys.stderr, flush=True)
     lse = results.pop("lse")
     reference, tolerance = dense(case, inputs), tolerance_of(case, inputs)
     empty = torch.cat([~allowed.any(1) for _, allowed in allowed_of(case)])

@@ -67,19 +67,19 @@ def packed(per_kv_head: int) -> int:
 
 SHAPES: dict[str, dict[int, tuple[Shape, ...]]] = {
     "forward": {
-        64: (Shape(128, 64, 4, 3), Shape(128, 128, 8, 2), Shape(64, 64, 4, 3)),
-        128: (Shape(128, 64, 8, 3), Shape(128, 64, 4, 2), Shape(64, 64, 4, 2)),
-        256: (Shape(64, 32, 4, 2), Shape(128, 32, 8, 2)),
+        64: (Shape(128, 64, 8, 3), Shape(64, 64, 4, 3)),
+        128: (Shape(128, 64, 8, 2), Shape(64, 64, 8, 2)),
+        256: (Shape(64, 32, 8, 1),),
     },
     "dq": {
         64: (Shape(128, 64, 8, 2), Shape(64, 64, 4, 2)),
-        128: (Shape(128, 64, 8, 2), Shape(64, 64, 4, 2)),
-        256: (Shape(64, 32, 8, 2),),
+        128: (Shape(64, 64, 8, 2),),
+        256: (Shape(64, 32, 8, 1),),
     },
     "dkv": {
-        64: (Shape(64, 64, 4, 2), Shape(64, 128, 8, 2)),
-        128: (Shape(64, 128, 8, 2), Shape(32, 64, 4, 2)),
-        256: (Shape(32, 64, 8, 2),),
+        64: (Shape(64, 64, 4, 2),),
+        128: (Shape(64, 64, 8, 2),),
+        256: (Shape(32, 32, 8, 1),),
     },
 }
 """Tile shapes by kernel and the largest head dim that they are for; the first of each is the default."""
