@@ -46,6 +46,9 @@ class _LocalExchanges(DeviceExchanges):
     def _key(self, message: PreparedMessage) -> tuple[int, int, int, bool]:
         return message.peer, self.rank, message.exchange, message.partial
 
+    def _where(self, message: PreparedMessage) -> str:
+        return f"exchange {message.exchange} of {self.which} on simulated rank {self.rank}"
+
     def _complete(self, pending: _Pending) -> None:
         pending.buffer.copy_(self.mail.pop(self._key(pending.message)))
 

@@ -18,6 +18,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "gpu.md"
 COMMON = [(kernel, 90) for kernel in KERNELS] + [("dkv", 80)]
 
 
+@pytest.mark.timeout(900)  # seconds on an idle machine
 @pytest.mark.parametrize(("kernel", "capability"), COMMON)
 def test_the_most_common_configurations_do_not_spill(kernel, capability):
     variant = Variant(kernel, 128, tuning.shapes(kernel, 128)[0])
