@@ -56,7 +56,7 @@ class Clock(TrainerCallback):
 
 
 def data_of(kind: str, answers: int, wordnet: Path, work_dir: Path, steps: int) -> Dataset:
-    rows = questions.wordnet(wordnet) if kind == "words" else questions.functions(work_dir, longest=9000, least=4000)
+    rows = questions.wordnet(wordnet) if kind == "words" else questions.functions(work_dir, longest=9000, least=1500)
     chosen = rows.select(range(QUESTIONS_PER_STEP[kind] * steps))
     return Dataset.from_list(ranked_pairs([{**row, "answers": row["answers"][:answers]} for row in chosen]))
 
