@@ -171,8 +171,8 @@ def plot(file: Path, image: Path) -> None:
         axes[1, column].set_xticks(ticks, [f"{t // 1024}k" if t >= 4096 else str(t) for t in ticks])
     axes[0, 0].set_ylabel("CPU seconds of a plan")
     axes[1, 0].set_ylabel("forward GB")
-    axes[0, 0].legend(fontsize=8)
-    axes[1, 0].legend(fontsize=8)
+    axes[0, 0].legend(fontsize=8, loc="upper left")
+    axes[1, 0].legend(fontsize=8, loc="upper left")
     figure.savefig(image, metadata={"Date": None} if image.suffix == ".svg" else None, dpi=150)
 
 
