@@ -52,7 +52,8 @@ def run_step(mask: str, communicator: Communicator | None, device: str = "cpu") 
         local = (torch.zeros(1, dtype=torch.int64), torch.full((1,), IGNORED), torch.zeros(1, dtype=torch.int64))
     else:
         local = (ids[own], labels[own], positions[own])
-    loss = _loss(model, *(x.to(device) for x in local), count, dcp_plan=dcp_plan)
+    own_ids, own_labels, own_positions = (x.to(device) for x in local)
+    loss = _loss(model, own_ids, own_labels, own_positions, count, dcp_plan=dcp_plan)
     loss.backward()
     total = loss.detach().clone()
     gradients = [_gradient(parameter) for parameter in model.parameters()]
