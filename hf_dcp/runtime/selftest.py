@@ -91,4 +91,11 @@ def simulate_case(case: Case, world_size: int, device: str, kernel: str = "auto"
     planned = sum(planned_bytes(plan.rank_plans, case.window, case.backward_kv == "keep").values())
     sent = sum(sum(one.stats.sent.values()) for one in ranks.dcp_plans)
     ok = all(errors[name] <= limits[name] for name in errors) and sent == planned
-    return {**described(case), **errors, "bytes_planned": planned, "bytes_sent": sent, "bytes_reference": None, "ok": ok}
+    return {
+        **described(case),
+        **errors,
+        "bytes_planned": planned,
+        "bytes_sent": sent,
+        "bytes_reference": None,
+        "ok": ok,
+    }
