@@ -1,8 +1,12 @@
-"""One rank: trains until it is told to stop, and says what ended it. Started once per rank, as by a launcher."""
+"""python -m tests.lookahead.worker_killed URL VICTIM PORT: four ranks train; a DataLoader worker of one is killed.
+
+Prints a line for each thing that happens: "killed", "ended RANK" with the error, "exit RANK STATUS", all with the time.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 import time
 from datetime import timedelta
@@ -11,6 +15,12 @@ import torch
 import torch.distributed as dist
 
 from tests.lookahead.chaos import Training
+
+WORLD = 4
+
+
+def say(*words: object) -> None:
+    os.write(1, (" ".join(map(str, (time.time(), *words))).replace("\n", " ")[:2000] + "\n").encode())
 
 
 def main(url: str, victim: int) -> None:
@@ -22,12 +32,23 @@ def main(url: str, victim: int) -> None:
         for _ in training.one_by_one(iterator, stop=20):
             if len(training.batches) == 5 and dist.get_rank() == victim:
                 (worker,) = multiprocessing.active_children()
-                print("killed", time.time(), flush=True)
+                say("killed")
                 worker.kill()
     except Exception as error:
-        print("ended", time.time(), type(error).__name__, str(error).replace("\n", " "), flush=True)
+        say("ended", dist.get_rank(), type(error).__name__, error)
         raise
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[3], "WORLD_SIZE": str(WORLD)}
+    ranks = {}
+    for rank in range(WORLD):
+        child = os.fork()
+        if child == 0:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            main(sys.argv[1], int(sys.argv[2]))
+            sys.exit(0)
+        ranks[child] = rank
+    for _ in range(WORLD):
+        child, status = os.wait()
+        say("exit", ranks[child], os.waitstatus_to_exitcode(status))
