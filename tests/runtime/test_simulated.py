@@ -31,9 +31,10 @@ def errors(case, world, mail=None):
     return {n: error_of(case, inputs, results[n], x) for n, x in dense(case, inputs).items()}, sent
 
 
-@pytest.mark.parametrize("mask", ["causal", "lambda:8,512"])
+@pytest.mark.timeout(1000)  # some tens of seconds on an idle machine
+@pytest.mark.parametrize("mask", ["causal", pytest.param("lambda:8,512", marks=pytest.mark.slow)])
 def test_32_rank_plans_of_the_long_tailed_batch(mask):
-    case = Case(mask, lengths_of_c(), 128, 4, 2, nodes=tuple(rank // 8 for rank in range(32)))
+    case = Case(mask, lengths_of_c(), 128, 2, 1, nodes=tuple(rank // 8 for rank in range(32)))
     found, sent = errors(case, 32)
     assert max(found.values()) <= TOLERANCE
     assert sent > 0
