@@ -72,7 +72,7 @@ def test_data_parallelism_takes_what_is_left(sizes: dict[str, int], shape: dict[
         ({"dcp_size": 2, "cp_size": 2}, "cp_size=2 and sp_size=1 beside dcp_size=2"),
         ({"dcp_size": 2, "sp_size": 2}, "cp_size=1 and sp_size=2 beside dcp_size=2"),
         ({"plan_timeout": 0}, "plan_timeout must be above 0"),
-        ({"plan_store": "carrier-pigeon"}, "plan_store must be one of torch, local"),
+        ({"plan_store": "carrier-pigeon"}, 'plan_store must be "torch", or a URL'),
         ({"dcp": {"block_size": 4}}, "dcp must be a DcpConfig, not dict"),
     ],
 )
