@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +37,13 @@ from trl import DPOConfig, DPOTrainer
 import hf_dcp
 from hf_dcp.data.answers import check_question, ranked_pairs
 
-QUESTIONS = 400
-"""Of a data set that is made offline."""
-
 
 @dataclass
 class Options(common.Options):
-    """See `common.Options`."""
+    questions: int = field(default=400, metadata={"help": "so many questions of a data set that is made offline"})
 
 
-def pairs(options: common.Options, tokenizer: Any) -> Dataset:
+def pairs(options: Options, tokenizer: Any) -> Dataset:
     """All pairs of ranked answers, those of a question behind each other; a data set of pairs as it is.
 
     Raises:
@@ -55,7 +52,7 @@ def pairs(options: common.Options, tokenizer: Any) -> Dataset:
     if options.dataset in ("", "wordnet"):
         work_dir = Path(options.work_dir)
         data = questions.wordnet() if options.dataset else questions.functions(work_dir, longest=options.max_tokens)
-        return Dataset.from_list(ranked_pairs(data.select(range(min(QUESTIONS, len(data))))))
+        return Dataset.from_list(ranked_pairs(data.select(range(min(options.questions, len(data))))))
     data = common.load_rows(options, questions.functions, ())
     given = "chosen" in data.column_names and "rejected" in data.column_names
     column = "prompt" if given else "question"

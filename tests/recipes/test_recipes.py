@@ -23,8 +23,8 @@ QUESTION = {"question": "a", "answers": ["a", "b"]}
 LONG = {"question": "a b c d", "answers": ["a", "b"]}
 TEXTS = ["--max_steps", "4", "--max_tokens", "400"]
 RECIPES: dict[str, list[str]] = {
-    "dpo_shared_question": ["--max_steps", "4", "--max_tokens", "512", *TRAINER],
-    "reward_shared_question": ["--max_steps", "6", "--max_tokens", "512", *TRAINER],
+    "dpo_shared_question": ["--max_steps", "4", "--max_tokens", "512", "--questions", "2", *TRAINER],
+    "reward_shared_question": ["--max_steps", "6", "--max_tokens", "512", "--questions", "2", *TRAINER],
     "icl_blockwise": [*TEXTS, "--shots", "12", "--block", "32", *TRAINER],
     "long_context_lambda": [*TEXTS, "--sink", "4", "--window", "64", "--documents", "1", *TRAINER],
     "custom_mask": [*TEXTS, *TRAINER],
@@ -59,10 +59,9 @@ def test_loss_falls_and_the_summary_compares(name: str, summaries: dict[str, Any
     summary = summaries[name]
     losses = summary["losses"]
     assert len(losses) == int(RECIPES[name][1])
-    if name == "reward_shared_question":  # other questions in every step
-        assert sum(losses[-3:]) < sum(losses[:3])
-    else:
-        assert losses[-1] < losses[0]
+    assert losses[-1] < losses[0]
+    if "question" in name:  # two questions in turn
+        assert losses[-2] < losses[0] and losses[-1] < losses[1]
     here, planned = summary["comparisons"]
     assert (here["nodes"], here["devices"]) == (1, 2)
     assert (planned["nodes"], planned["devices"]) == (2, 4 * 2)
@@ -90,12 +89,7 @@ def test_masks_say_what_the_recipes_say() -> None:
     [
         ("dpo_shared_question", [], [{"question": "q", "answers": []}], "row 0 has 0 answers"),
         ("dpo_shared_question", [], [{"question": "q", "texts": ["a"]}], "row 0 has no 'answers'"),
-        (
-            "dpo_shared_question",
-            ["--max_tokens", "4"],
-            [{"question": "a b c", "answers": ["a", "b"]}],
-            "no question has",
-        ),
+        ("dpo_shared_question", ["--max_tokens", "3"], [QUESTION, LONG], "row 1 has a question of"),
         ("icl_blockwise", [], [{"examples": [{"input": "a", "output": "b"}]}], "the data set has no column 'test'"),
         ("icl_blockwise", ["--aligned", "words"], None, 'aligned must be "tokens" or "examples"'),
         ("custom_mask", ["--column", "body"], [{"text": "x = 1"}], "the data set has no column 'body'"),
