@@ -38,7 +38,7 @@ from hf_dcp.runtime.processes import run_processes
 
 FIGURES = ("tokens", "seconds", "cpu_seconds")
 SKIPPED = 2  # steps that compile the planner and fill caches
-QUESTIONS_PER_STEP = {"words": 8, "functions": 1}
+QUESTIONS_PER_STEP = {"words": 8, "functions": 4}
 
 
 class Clock(TrainerCallback):
