@@ -11,13 +11,16 @@ On your own model and data, with a column of Python sources:
     accelerate launch --config_file recipes/gpu_8.yaml recipes/custom_mask.py --model NAME --dataset code.jsonl \
         --column text --max_tokens 65536 --learning_rate 1e-5 --max_steps 500
 
-Besides its own options it takes all of Transformers' `TrainingArguments`. Expected output of the first command, shortened:
+Besides its own options it takes all of Transformers' `TrainingArguments`. Expected output of the first command,
+shortened (numbers depend on the sources of your Python):
 
-    {'loss': '8.3...', ..., 'dcp/tokens': ...}
+    {'loss': '8.341', ..., 'dcp/tokens': ...}
     ...
-    custom_mask.py: 20 steps, loss 8.3... -> 6.6...
-    4 batches on 1 node(s), 4 devices:
-      dcp     ...
+    custom_mask.py: 20 steps, loss 8.3407 -> 6.8162
+    ...
+    4 batches on 2 node(s), 8 devices:
+      dcp       141.593 MB sent,    28.599 MB of it between nodes; compute imbalance 1.10, tokens ...
+      zigzag    403.728 MB sent,    57.324 MB of it between nodes; compute imbalance 1.12, tokens ...
 """
 
 from __future__ import annotations

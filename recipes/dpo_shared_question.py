@@ -11,13 +11,16 @@ On your own model and data, columns ``question`` and ``answers`` (the best first
         --max_tokens 32768 --learning_rate 5e-7 --max_steps 500
 
 Besides its own options it takes all of TRL's `DPOConfig`. ``--dataset wordnet`` asks what words mean, with WordNet's files
-where Debian's package wordnet-base puts them. Expected output of the first command, shortened:
+where Debian's package wordnet-base puts them. Expected output of the first command,
+shortened (numbers depend on the sources of your Python):
 
-    {'loss': '0.6931', ..., 'rewards/margins': '0', ..., 'dcp/tokens': '601', ...}
+    {'loss': '0.6931', ..., 'rewards/margins': '0', ..., 'dcp/tokens': ...}
     ...
-    dpo_shared_question.py: 20 steps, loss 0.6931 -> 0.4...
-    4 batches on 1 node(s), 4 devices:
-      dcp     ...
+    dpo_shared_question.py: 20 steps, loss 0.6931 -> 0.1524
+    ...
+    4 batches on 2 node(s), 8 devices:
+      dcp        18.321 MB sent,     4.078 MB of it between nodes; compute imbalance 1.10, tokens ...
+      zigzag     55.775 MB sent,     8.135 MB of it between nodes; compute imbalance 1.17, tokens ...
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ from hf_dcp.data.answers import check_question, ranked_pairs
 
 @dataclass
 class Options(common.Options):
-    questions: int = field(default=400, metadata={"help": "so many questions of a data set that is made offline"})
+    questions: int = field(default=20, metadata={"help": "so many questions of a data set that is made offline"})
 
 
 def pairs(options: Options, tokenizer: Any) -> Dataset:
@@ -70,7 +73,7 @@ def build(argv: Sequence[str]) -> tuple[Callable[[], dict[str, Any]], Options]:
         argv,
         __doc__ or "",
         output_dir="runs/dpo",
-        per_device_train_batch_size=6,  # the six pairs of four answers: one question for the whole DCP group
+        per_device_train_batch_size=24,  # pairs of a step of the whole DCP group: four questions with four answers
         gradient_checkpointing=False,
         max_length=None,
     )

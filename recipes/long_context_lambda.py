@@ -10,13 +10,16 @@ On your own model and data, with a column of texts:
         --column text --max_tokens 131072 --sink 64 --window 4096 --learning_rate 1e-5 --max_steps 500
 
 ``--documents`` packs texts into rows of ``--max_tokens`` tokens, each of which sees itself alone, by its own lambda mask.
-Besides its own options it takes all of Transformers' `TrainingArguments`. Expected output of the first command, shortened:
+Besides its own options it takes all of Transformers' `TrainingArguments`. Expected output of the first command,
+shortened (numbers depend on the sources of your Python):
 
-    {'loss': '8.3...', ..., 'dcp/tokens': ...}
+    {'loss': '8.346', ..., 'dcp/tokens': ...}
     ...
-    long_context_lambda.py: 20 steps, loss 8.3... -> 6.5...
-    4 batches on 1 node(s), 4 devices:
-      dcp     ...
+    long_context_lambda.py: 20 steps, loss 8.3460 -> 6.7933
+    ...
+    4 batches on 2 node(s), 8 devices:
+      dcp        41.112 MB sent,     1.665 MB of it between nodes; compute imbalance 1.10, tokens ...
+      zigzag    198.334 MB sent,    29.755 MB of it between nodes; compute imbalance 1.08, tokens ...
 """
 
 from __future__ import annotations

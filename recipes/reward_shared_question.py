@@ -10,13 +10,16 @@ On your own model and data, columns ``question`` and ``answers`` (the best first
     accelerate launch --config_file recipes/gpu_8.yaml recipes/reward_shared_question.py --model NAME --dataset pairs.jsonl \
         --max_tokens 32768 --learning_rate 1e-5 --max_steps 500
 
-Besides its own options it takes all of TRL's `RewardConfig`. Expected output of the first command, shortened:
+Besides its own options it takes all of TRL's `RewardConfig`. Expected output of the first command,
+shortened (numbers depend on the sources of your Python):
 
-    {'loss': '0.69...', ..., 'accuracy': '0.6667', 'margin': ..., 'dcp/tokens': ...}
+    {'loss': '0.6536', ..., 'accuracy': ..., 'margin': ..., 'dcp/tokens': ...}
     ...
-    reward_shared_question.py: 20 steps, loss 0.69... -> 0.5...
-    4 batches on 1 node(s), 4 devices:
-      dcp     ...
+    reward_shared_question.py: 20 steps, loss 0.6536 -> 0.3959
+    ...
+    4 batches on 2 node(s), 8 devices:
+      dcp        17.708 MB sent,     3.686 MB of it between nodes; compute imbalance 1.10, tokens ...
+      zigzag     56.347 MB sent,     8.264 MB of it between nodes; compute imbalance 1.22, tokens ...
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ def build(argv: Sequence[str]) -> tuple[Callable[[], dict[str, Any]], Options]:
         argv,
         __doc__ or "",
         output_dir="runs/reward",
-        per_device_train_batch_size=6,  # the six pairs of four answers: one question for the whole DCP group
+        per_device_train_batch_size=24,  # pairs of a step of the whole DCP group: four questions with four answers
         gradient_checkpointing=False,
         max_length=None,
     )

@@ -19,12 +19,13 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(900)  # the first test runs all cases
 sys.path.insert(0, str(ROOT / "recipes"))
 TRAINER = ["--dataloader_num_workers", "0", "--disable_tqdm", "1", "--learning_rate", "3e-3", "--warmup_steps", "0"]
+PAIRS = ["--per_device_train_batch_size", "6"]  # of one question
 QUESTION = {"question": "a", "answers": ["a", "b"]}
 LONG = {"question": "a b c d", "answers": ["a", "b"]}
 TEXTS = ["--max_steps", "4", "--max_tokens", "400"]
 RECIPES: dict[str, list[str]] = {
-    "dpo_shared_question": ["--max_steps", "4", "--max_tokens", "512", "--questions", "2", *TRAINER],
-    "reward_shared_question": ["--max_steps", "6", "--max_tokens", "512", "--questions", "2", *TRAINER],
+    "dpo_shared_question": ["--max_steps", "4", "--max_tokens", "512", "--questions", "2", *PAIRS, *TRAINER],
+    "reward_shared_question": ["--max_steps", "6", "--max_tokens", "512", "--questions", "2", *PAIRS, *TRAINER],
     "icl_blockwise": [*TEXTS, "--shots", "12", "--block", "32", *TRAINER],
     "long_context_lambda": [*TEXTS, "--sink", "4", "--window", "64", "--documents", "1", *TRAINER],
     "custom_mask": [*TEXTS, *TRAINER],
