@@ -8,4 +8,8 @@ scripts/browser.sh
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1} # no test needs a hub
 export TOKENIZERS_PARALLELISM=false
-exec "${HF_DCP_VENV:-.venv}/bin/python" -m pytest "$@"
+bin=${HF_DCP_VENV:-.venv}/bin
+# Planner and executor are compiled here once; else every process of the first test would do it at once, for minutes.
+"$bin/hf-dcp" plan --lengths 2048,700,300 --nodes 2 --devices-per-node 2 --json >/dev/null
+"$bin/hf-dcp" bench attention --lengths 512,100 --repeats 1 --json >/dev/null
+exec "$bin/python" -m pytest "$@"
