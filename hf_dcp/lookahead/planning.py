@@ -107,6 +107,7 @@ class PlanSource:
         key = plan_key(batch, self.settings)
         payload, origin = self._find(key, batch)
         self.counts[origin] += 1
+        self._forget_old()
         settings, now = self.settings, time.perf_counter()
         return BatchPlan(
             payload.rank_plan,
@@ -183,12 +184,8 @@ class PlanSource:
     def _publish(self, key: bytes, others: dict[int, bytes]) -> None:
         if not others:
             return
-        oldest = self._calls - _share_of_worker(self.settings.keep)
-        old = [other for other, call in self._published.items() if call <= oldest]
-        for other in old:  # if the store fails now, they expire
-            del self._published[other]
         values = {_name(key, rank): data for rank, data in others.items()}
-        forget = [_name(other, rank) for other in old for rank in others]
+        forget = self._take_old()
         self._published[key] = self._calls  # whatever happens: some of it may have arrived
         try:
             self._link.use(lambda store: store.replace(values, forget))
@@ -197,6 +194,23 @@ class PlanSource:
             return
         self.counts["published"] += 1
         self._bytes += sum(map(len, values.values()))
+
+    def _forget_old(self) -> None:
+        """Take out of the store what is due and left with no plan that was put, as this rank's turn may be far."""
+        names = self._take_old()
+        if names:
+            try:
+                self._link.use(lambda store: store.delete(*names))
+            except StoreError as error:
+                self._trouble = str(error)
+
+    def _take_old(self) -> list[str]:
+        """Names in the store that are due to leave it. They are asked for once: if the store fails now, they expire."""
+        oldest = self._calls - _share_of_worker(self.settings.keep)
+        old = [key for key, call in self._published.items() if call <= oldest]
+        for key in old:
+            del self._published[key]
+        return [_name(key, rank) for key in old for rank in range(self.world_size) if rank != self.settings.rank]
 
     def _fetch(self, key: bytes) -> Payload | None:
         """This rank's payload from the store, or None if it doesn't come or is not what it should be."""
