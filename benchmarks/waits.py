@@ -74,9 +74,9 @@ def plot(results: dict[str, Any], file: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(
-        1, len(results), figsize=(3.2 * len(results), 2.8), sharey=True, constrained_layout=True
+        1, len(results), figsize=(3.2 * len(results), 2.8), sharey=True, squeeze=False, constrained_layout=True
     )
-    for axis, (case, result) in zip(axes, results.items()):
+    for axis, (case, result) in zip(axes[0], results.items()):
         steps = range(1, len(result["waits_s"]) + 1)
         axis.bar(steps, result["periods_s"], color="0.85", label="step")
         axis.bar(steps, result["waits_s"], color="tab:red", label="waiting for the batch")
@@ -84,8 +84,8 @@ def plot(results: dict[str, Any], file: Path) -> None:
         axis.set_yscale("log")
         axis.set_title(f"{case}: {summarise(result)['wait_share']:.2%} waiting", fontsize=9)
         axis.set_xlabel("step", fontsize=8)
-    axes[0].set_ylabel("seconds")
-    axes[0].legend(fontsize=7)
+    axes[0, 0].set_ylabel("seconds")
+    axes[0, 0].legend(fontsize=7)
     figure.savefig(file, dpi=120)
 
 
