@@ -21,10 +21,7 @@ def test_many_iterations() -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout)
-    plans = report["plans"]
-    # On an overloaded machine some plans come too late; still none is lost, and each is made once by the one whose turn it is.
-    assert (plans["planned"], plans["fetched"] + plans["replanned"], plans["cached"]) == (200, 600, 0)
-    assert plans["replanned"] <= 60
+    assert report["plans"] == {"planned": 200, "fetched": 600, "cached": 0, "replanned": 0}
     assert min(report["planned_by_client"]) > 20  # spread over the clients
     # For three others: 2κ + 2 iterations, κ + 1 between first and last, and as many again until a client's next plan.
     assert report["most_keys"] <= 3 * 2 * (3 * 4 + 3)
