@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-EXTRA_MODULES = {"redis": ["redis"], "kahypar": ["kahypar"], "flash": ["flash_attn"], "trl": ["trl"]}
+EXTRA_MODULES = {
+    "redis": ["redis"],
+    "kahypar": ["kahypar"],
+    "gpu": ["triton"],
+    "flash": ["flash_attn", "triton"],
+    "trl": ["trl", "peft"],
+    "view": ["matplotlib"],
+}
 
 PLAN_AND_EXECUTE = """
 import numpy as np

@@ -38,6 +38,7 @@ CASES += [
     replace(BASE, lengths=(3, 1, 2), head_groups=1),
     replace(BASE, lengths=(1,)),
     replace(BASE, lengths=(256,), heads=2, kv_heads=1, block_size=128),
+    replace(BASE, mask="ranges", lengths=(211, 40), heads=2, kv_heads=1),  # many rows that attend to nothing
     replace(BASE, head_dim=48, lengths=(20,), heads=2, kv_heads=2),
     replace(BASE, head_dim=80, lengths=(20,), heads=2, kv_heads=1, dtype="bf16"),
 ]
