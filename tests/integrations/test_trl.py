@@ -123,11 +123,18 @@ def controls(dcp_size: int) -> dict[str, Any]:
     return answers
 
 
+def refusal(dcp_size: int) -> str:
+    """What a trainer says that is to compute the reference's log-probabilities beforehand."""
+    with pytest.raises(ValueError) as refused:
+        dpo(dcp_size, pairs(4), precompute_ref_log_probs=True)
+    return str(refused.value)
+
+
 def on_ranks() -> str:
     disable_progress_bars()
     multiprocessing.current_process()._config["daemon"] = False  # it is to have data loader workers
     world = dist.get_world_size()
-    return json.dumps(all_cases(world) | controls(world))
+    return json.dumps(all_cases(world) | controls(world) | {"refusal": refusal(world)})
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +181,11 @@ def test_wrong_variants_are_found(stock: dict[str, Any], on_two: list[dict[str, 
     assert seen["logps/chosen"] > 1e-3  # two hundred times what rounding makes
     norm = differences(on_two[0]["gradients averaged"], short)["grad_norm"]
     assert norm > 0.1 * right["logs"][0]["grad_norm"]
+
+
+def test_what_trl_joins_over_ranks_is_refused_on_all_of_them(on_two: list[dict[str, Any]]) -> None:
+    for result in on_two:
+        assert result["refusal"].startswith("precompute_ref_log_probs=True can't be honoured by DCP")
 
 
 def test_ranked_answers_are_there_once(on_two: list[dict[str, Any]]) -> None:
