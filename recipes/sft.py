@@ -177,7 +177,7 @@ def build(recipe: Recipe, args: TrainingArguments, parallelism: hf_dcp.DcpParall
 
 
 def compile_planner(lengths: list[int], mask: str) -> None:
-    """Plan once, for any model: numba compiles the planner on a machine's first plan, some 20 seconds of CPU, and the other
+    """Plan once, for any model: numba compiles the planner on a machine's first plan, most of a minute of CPU, and the other
     processes then find the compiled code in its cache."""
     plan_batch(BatchSpec(lengths, parse_mask(mask)), Topology.grid(1, world_size()), ModelShape(4, 2, 64, "fp32"))
 
