@@ -35,6 +35,8 @@ TRIES = 3
 """So often another user of a net is looked for."""
 PROPOSAL = 8
 """Work of a proposal as such, in nets touched."""
+LOOKED_AT = 2
+"""So many units that are looked at, because a move may take them along, are as much work as a net touched."""
 
 
 def refine(
@@ -50,7 +52,7 @@ def refine(
     """Improve a placement in place.
 
     Args:
-        effort: how much is tried: nets touched by moves, and `PROPOSAL` for every move.
+        effort: how much is tried: nets touched by moves, `PROPOSAL` for every move, and the units looked at for it.
         seed: of the random choices.
         mix: of moves, `TILES` or `ROWS`.
         patience: over this share of the effort, what exceeds the limits becomes more expensive bit by bit: a seed that is
@@ -91,7 +93,7 @@ def _random_net(rng, shared, num_shared, nets):
 
 @nb.njit(cache=True, forceinline=True)
 def _propose_tiles(rng, net, swap, tile_ptr, tile_atom, atom_ptr, atom_tile, atom_block, unit, owner, devices, moved):
-    """A random change of tiles of a net: (source, target, units that go, those and the ones that come back)."""
+    """A random change of tiles of a net: (source, target, units that go, those and the ones that come back, looked at)."""
     tiles, groups = unit.shape
     towards, g = net // groups, net % groups
     tile = _member(rng, atom_ptr, atom_tile, towards)
@@ -108,24 +110,26 @@ def _propose_tiles(rng, net, swap, tile_ptr, tile_atom, atom_ptr, atom_tile, ato
         partner = _member(rng, atom_ptr, atom_tile, towards)
         target = unit[partner, g]
     if source == target:
-        return source, target, 0, 0
+        return source, target, 0, 0, 0
     kind = random_below(rng, 16)
     if kind < 8:
         moved[0, 0], moved[0, 1] = tile, g
         if not swap:
-            return source, target, 1, 1
+            return source, target, 1, 1, 0
         moved[1, 0], moved[1, 1] = partner, g
-        return source, target, 1, 2
+        return source, target, 1, 2, 0
     atom = towards if kind % 2 == 0 else _member(rng, tile_ptr, tile_atom, tile)
     begin, end = atom_ptr[atom], atom_ptr[atom + 1]
     if swap:
         first = _collect(begin, end, atom_tile, g, source, 0, tiles, unit, moved, 0)
         back = _member(rng, tile_ptr, tile_atom, partner)
+        looked = end - begin + atom_ptr[back + 1] - atom_ptr[back]
         begin, end = atom_ptr[back], atom_ptr[back + 1]
-        return source, target, first, _collect(begin, end, atom_tile, g, target, 0, tiles, unit, moved, first)
+        count = _collect(begin, end, atom_tile, g, target, 0, tiles, unit, moved, first)
+        return source, target, first, count, looked
     since, until = tile if kind >= 14 else 0, tile if kind in (12, 13) else tiles
     count = _collect(begin, end, atom_tile, g, source, since, until, unit, moved, 0)
-    return source, target, count, count
+    return source, target, count, count, end - begin
 
 
 @nb.njit(cache=True, forceinline=True)
@@ -200,10 +204,10 @@ def _anneal(graph, state, effort, seed, temperature, mix, patience, floor, quant
             penalty, token_penalty = graph.compute_penalty * pressure, graph.token_penalty * pressure
         dice = random_below(rng, 1000)
         net = _random_net(rng, shared, num_shared, nets)
-        block, other, found, first, count = -1, -1, 0, 0, 0
+        block, other, found, first, count, looked = -1, -1, 0, 0, 0, 0
         spent += PROPOSAL
         if dice < mix[1]:
-            source, target, first, count = _propose_tiles(
+            source, target, first, count, looked = _propose_tiles(
                 rng,
                 net,
                 dice >= mix[0],
@@ -230,19 +234,21 @@ def _anneal(graph, state, effort, seed, temperature, mix, patience, floor, quant
             if other >= 0:
                 found = tally_block(other, -1, groups, block_ptr, block_atom, tally, touched, found)
             if random_below(rng, 1000) < mix[2]:
+                looked = groups * (row_ptr[block + 1] - row_ptr[block])
                 for g in range(groups):
                     first = _collect(
                         row_ptr[block], row_ptr[block + 1], row_tile, g, source, 0, len(unit), unit, moved, first
                     )
                 count = first
                 if other >= 0:
+                    looked += groups * (row_ptr[other + 1] - row_ptr[other])
                     for g in range(groups):
                         count = _collect(
                             row_ptr[other], row_ptr[other + 1], row_tile, g, target, 0, len(unit), unit, moved, count
                         )
         found = tally_units(moved, 0, first, 1, groups, tile_ptr, tile_atom, tally, touched, found)
         found = tally_units(moved, first, count, -1, groups, tile_ptr, tile_atom, tally, touched, found)
-        spent += found
+        spent += found + looked // LOOKED_AT
         x, y = node[source], node[target]
         delta = cost_of_change(tally, touched, found, source, target, x, y, device_cost, node_cost, on_device, on_node)
         amount, size = 0, 0
