@@ -2,59 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import hashlib
-import json
 import logging
 import os
 import signal
 import threading
 import time
 from collections import Counter, OrderedDict
-from dataclasses import asdict, dataclass
-from importlib import metadata
-from multiprocessing.util import Finalize
+from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from hf_dcp.config import DcpConfig
 from hf_dcp.lookahead.batch_plan import BatchPlan, Origin
 from hf_dcp.lookahead.link import StoreLink
 from hf_dcp.lookahead.patience import Patience
 from hf_dcp.lookahead.payload import Payload, PayloadError, PlanningFailed, decode, encode_error, encode_plan
 from hf_dcp.lookahead.report import PlanReport
-from hf_dcp.lookahead.store import StoreAddress, StoreError, StoreTimeout
-from hf_dcp.planning.batch import BatchSpec, ModelShape, Topology
-from hf_dcp.planning.plan import SCHEMA
+from hf_dcp.lookahead.settings import PlanSettings, plan_key
+from hf_dcp.lookahead.shelf import Shelf, name_of
+from hf_dcp.lookahead.store import StoreError, StoreTimeout
+from hf_dcp.planning.batch import BatchSpec
 from hf_dcp.planning.planner import plan_batch
 
 logger = logging.getLogger("hf_dcp")
-
-
-@dataclass(frozen=True)
-class PlanSettings:
-    """What plans are made for, and where they are exchanged.
-
-    Args:
-        rank: this rank inside the DCP group.
-        communicator: id of the group's communicator, None for a group of one.
-        address: of the plan store.
-        timeout: most seconds to wait for a plan of another rank before it is made here; see `Patience`.
-        cache_size: plans kept by each process.
-        keep: iterations for which a plan stays in the store.
-    """
-
-    topology: Topology
-    shape: ModelShape
-    config: DcpConfig
-    rank: int
-    communicator: int | None
-    address: StoreAddress
-    timeout: float = 60.0
-    cache_size: int = 16
-    keep: int = 32
 
 
 class PlanSource:
@@ -76,13 +46,10 @@ class PlanSource:
         self._process = os.getpid()
         self._link = StoreLink(self.settings.address)
         self._patience = Patience(self.settings.timeout)
-        self._published: OrderedDict[bytes, int] = OrderedDict()  # key -> number of the call
-        self._calls = 0
         self._bytes = 0
         self._trouble = ""
         others = [rank for rank in range(self.world_size) if rank != self.settings.rank]
-        # When this process ends, or forgets this source, its plans leave the store.
-        self._end = Finalize(self, _forget_all, (self._link, self._published, others), exitpriority=-10)
+        self._shelf = Shelf(self._link, others, self.settings.keep)
         if get_worker_info() is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, _leave)
 
@@ -102,12 +69,12 @@ class PlanSource:
         if self._process != os.getpid():
             self.counts.clear()
             self._start()
-        self._calls += 1
+        self._shelf.next_batch()
         self._bytes, self._trouble = 0, ""
         key = plan_key(batch, self.settings)
         payload, origin = self._find(key, batch)
         self.counts[origin] += 1
-        self._forget_old()
+        self._tidy()
         settings, now = self.settings, time.perf_counter()
         return BatchPlan(
             payload.rank_plan,
@@ -129,14 +96,14 @@ class PlanSource:
 
     def close(self) -> None:
         """Take this process's plans out of the store."""
-        self._end()
+        self._shelf.clear()
 
     def _find(self, key: bytes, batch: BatchSpec) -> tuple[Payload, Origin]:
         mine = self.planner_of(key) == self.settings.rank
         if key in self._cache:
             self._cache.move_to_end(key)
             cached = self._cache[key]
-            if mine and key not in self._published:  # others may have forgotten it
+            if mine and key not in self._shelf:  # others may have forgotten it
                 self._publish(key, cached.others)
             return cached.own, "cached"
         if mine:
@@ -184,40 +151,25 @@ class PlanSource:
     def _publish(self, key: bytes, others: dict[int, bytes]) -> None:
         if not others:
             return
-        values = {_name(key, rank): data for rank, data in others.items()}
-        forget = self._take_old()
-        self._published[key] = self._calls  # whatever happens: some of it may have arrived
         try:
-            self._link.use(lambda store: store.replace(values, forget))
+            self._bytes += self._shelf.put(key, others)
         except StoreError as error:
             self._trouble = str(error)
             return
         self.counts["published"] += 1
-        self._bytes += sum(map(len, values.values()))
 
-    def _forget_old(self) -> None:
-        """Take out of the store what is due and left with no plan that was put, as this rank's turn may be far."""
-        names = self._take_old()
-        if names:
-            try:
-                self._link.use(lambda store: store.delete(*names))
-            except StoreError as error:
-                self._trouble = str(error)
-
-    def _take_old(self) -> list[str]:
-        """Names in the store that are due to leave it. They are asked for once: if the store fails now, they expire."""
-        oldest = self._calls - _share_of_worker(self.settings.keep)
-        old = [key for key, call in self._published.items() if call <= oldest]
-        for key in old:
-            del self._published[key]
-        return [_name(key, rank) for key in old for rank in range(self.world_size) if rank != self.settings.rank]
+    def _tidy(self) -> None:
+        try:
+            self._bytes += self._shelf.tidy()
+        except StoreError as error:
+            self._trouble = str(error)
 
     def _fetch(self, key: bytes) -> Payload | None:
         """This rank's payload from the store, or None if it doesn't come or is not what it should be."""
         settings = self.settings
         patience = self._patience.seconds()
         try:
-            data = self._link.use(lambda store: store.get(_name(key, settings.rank), patience))
+            data = self._link.use(lambda store: store.get(name_of(key, settings.rank), patience))
             self._bytes += len(data)
             self._patience.hit()
             payload = decode(key, data, settings.address.secret)
@@ -243,57 +195,9 @@ class _Cached:
     """Encoded payloads of the other ranks, where this rank planned."""
 
 
-def plan_key(batch: BatchSpec, settings: PlanSettings) -> bytes:
-    """32 bytes that name a batch: equal where the plan is, on every rank and after every restart."""
-    text = json.dumps(
-        {
-            "batch": [[length, mask.key(length)] for length, mask in zip(batch.lengths, batch.masks)],
-            "topology": asdict(settings.topology),
-            "shape": asdict(settings.shape),
-            "config": asdict(settings.config),
-            "versions": versions(),
-        },
-        sort_keys=True,
-    )
-    return hashlib.blake2b(text.encode(), digest_size=32).digest()
-
-
-@functools.cache
-def versions() -> dict[str, str]:
-    """Versions that a plan depends on."""
-    found = {"schema": str(SCHEMA)}
-    for name in ("hf-dcp", "mtkahypar", "kahypar", "numpy"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "none"
-    return found
-
-
-def _name(key: bytes, rank: int) -> str:
-    """Of a rank's plan in the store. All ranks take a batch in the worker of the same number; no worker deletes, as its
-    own, what another one has put there for a batch of the same lengths."""
-    worker = get_worker_info()
-    return f"{key.hex()}/{0 if worker is None else worker.id}/{rank}"
-
-
-def _share_of_worker(iterations: int) -> int:
-    """So many of the given iterations come to each DataLoader worker, this one for example."""
-    worker = get_worker_info()
-    return iterations if worker is None else -(-iterations // worker.num_workers)
-
-
 def _leave(signum: int, frame: Any) -> None:
     """A DataLoader ends workers that still wait for a plan by SIGTERM: that is to clean up, too."""
     raise SystemExit(0)
-
-
-def _forget_all(link: StoreLink, published: dict[bytes, int], ranks: list[int]) -> None:
-    if published:
-        names = [_name(key, rank) for key in published for rank in ranks]
-        published.clear()
-        with contextlib.suppress(StoreError):
-            link.use(lambda store: store.delete(*names))
 
 
 def _check(payload: Payload, settings: PlanSettings) -> None:

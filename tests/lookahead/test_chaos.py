@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -132,10 +133,13 @@ def test_with_the_older_server(name: str, tmp_path: Path) -> None:
     undisturbed(run([name], tmp_path, binary("6.2")), name)
 
 
-@pytest.mark.slow
-def test_a_killed_worker_ends_every_rank_within_seconds(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "world, victim", [(2, 1), pytest.param(4, 1, marks=pytest.mark.slow), pytest.param(4, 0, marks=pytest.mark.slow)]
+)
+def test_a_killed_worker_ends_every_rank_within_seconds(world: int, victim: int, tmp_path: Path) -> None:
     with RedisServer(binary("6.2"), tmp_path) as server:
-        command = [sys.executable, "-m", "tests.lookahead.worker_killed", server.url, "1", str(free_port())]
+        words = [server.url, str(world), str(victim), str(free_port())]
+        command = [sys.executable, "-m", "tests.lookahead.worker_killed", *words]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -147,13 +151,15 @@ def test_a_killed_worker_ends_every_rank_within_seconds(tmp_path: Path) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         left = server.held()
-    lines = [line.split(maxsplit=3) for line in out.splitlines()]
-    (killed,) = [float(words[0]) for words in lines if words[1] == "killed"]
-    errors = {int(words[2]): words[3] for words in lines if words[1] == "ended"}
-    exits = {int(words[2]): words[3] for words in lines if words[1] == "exit"}
-    assert exits == dict.fromkeys(range(WORLD), "1"), (out, err[-3000:])
-    times = [float(words[0]) - killed for words in lines if words[1] == "ended"]
-    assert len(times) == WORLD and max(times) < 20, out
-    assert "DataLoader worker" in errors[1] and "killed by signal" in errors[1]
-    assert all("rank 1 of the group" in text or "closed by peer" in text for i, text in errors.items() if i != 1), out
+    said = [line.split(maxsplit=3) for line in out.splitlines()]
+    (killed,) = [float(words[0]) for words in said if words[1] == "killed"]
+    errors = {int(words[2]): words[3] for words in said if words[1] == "ended"}
+    exits = {int(words[2]): words[3] for words in said if words[1] == "exit"}
+    assert exits == dict.fromkeys(range(world), "1"), (out, err[-3000:])
+    times = [float(words[0]) - killed for words in said if words[1] in ("ended", "exit")]
+    assert len(times) == 2 * world and max(times) < 20, out
+    # The signal of its end may come first, or that it is missed.
+    assert re.search(r"DataLoader worker .*(is killed by signal|exited unexpectedly)", errors[victim]), out
+    lost = f"rank {victim} of the group"
+    assert all(lost in text or "closed by peer" in text for i, text in errors.items() if i != victim), out
     assert left == []  # taken out by the other processes as they ended

@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 
 import hf_dcp
 from hf_dcp.lookahead import planning
+from hf_dcp.lookahead import settings as plan_settings
 from hf_dcp.lookahead.payload import PayloadError, PlanningFailed, decode, encode_error, encode_plan
 from hf_dcp.lookahead.planning import PlanSettings, PlanSource, plan_key
 from hf_dcp.lookahead.report import PlanReport
+from hf_dcp.lookahead.shelf import name_of
 from hf_dcp.lookahead.store import LocalStore, StoreAddress, StoreError, StoreTimeout, TorchStore
 from hf_dcp.planning.batch import BatchSpec, ModelShape, Topology
 from hf_dcp.planning.planner import plan_batch
@@ -173,7 +175,7 @@ def test_a_bad_payload_costs_a_replan() -> None:
     elsewhere = plan_batch(spec, Topology.grid(1, 2), ModelShape(8, 8, 8, "fp32"), CONFIG)
     wrong = encode_plan(key, elsewhere.rank(other.settings.rank), PlanReport.of(elsewhere))
     for data in (b"garbage", wrong):
-        LocalStore("bad").put(planning._name(key, other.settings.rank), data)
+        LocalStore("bad").put(name_of(key, other.settings.rank), data)
         other._cache.clear()
         assert other.get(spec).origin == "replanned"
     assert other.counts["refused"] == 2
@@ -190,7 +192,7 @@ def test_key_depends_on_all_that_a_plan_does(monkeypatch: pytest.MonkeyPatch) ->
         plan_key(spec, sources(2, "key", config=hf_dcp.DcpConfig(block_size=8, seed=1))[0].settings),
     ]
     same = plan_key(spec, sources(2, "other prefix")[1].settings)
-    monkeypatch.setattr(planning, "versions", lambda: {"hf-dcp": "another"})
+    monkeypatch.setattr(plan_settings, "versions", lambda: {"hf-dcp": "another"})
     changed.append(plan_key(spec, base))
     monkeypatch.undo()
     assert plan_key(spec, base) == same

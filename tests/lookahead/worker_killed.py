@@ -1,4 +1,4 @@
-"""python -m tests.lookahead.worker_killed URL VICTIM PORT: four ranks train; a DataLoader worker of one is killed.
+"""python -m tests.lookahead.worker_killed URL WORLD VICTIM PORT: ranks train; the DataLoader worker of one is killed.
 
 Prints a line for each thing that happens: "killed", "ended RANK" with the error, "exit RANK STATUS", all with the time.
 """
@@ -15,8 +15,6 @@ import torch
 import torch.distributed as dist
 
 from tests.lookahead.chaos import Training
-
-WORLD = 4
 
 
 def say(*words: object) -> None:
@@ -40,15 +38,16 @@ def main(url: str, victim: int) -> None:
 
 
 if __name__ == "__main__":
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[3], "WORLD_SIZE": str(WORLD)}
+    url, world, victim, port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world)}
     ranks = {}
-    for rank in range(WORLD):
+    for rank in range(world):
         child = os.fork()
         if child == 0:
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            main(sys.argv[1], int(sys.argv[2]))
+            main(url, victim)
             sys.exit(0)
         ranks[child] = rank
-    for _ in range(WORLD):
+    for _ in range(world):
         child, status = os.wait()
         say("exit", ranks[child], os.waitstatus_to_exitcode(status))
