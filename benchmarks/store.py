@@ -12,6 +12,7 @@ import argparse
 import json
 import multiprocessing
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +50,29 @@ def client(rank: int, clients: int, url: str, iterations: int, depth: Depth, pro
             keep=depth.keep,
         )
     )
-    store_bytes = 0
+    store_bytes, longest, troubles = 0, 0.0, Counter()
     for i in range(iterations):
         while i > min(progress) + depth.lookahead:
-            time.sleep(0.0005)
-        store_bytes += source.get(batch(i)).store_bytes
+            time.sleep(0.005)
+        plan = source.get(batch(i))
+        store_bytes += plan.store_bytes
+        longest = max(longest, plan.wait_s)
+        if plan.trouble:
+            troubles[f"{plan.origin}: {plan.trouble}"] += 1
         progress[rank] = i
     while min(progress) < iterations - 1:
-        time.sleep(0.001)
+        time.sleep(0.01)
     source.close()
-    answers.put({"rank": rank, "counts": dict(source.counts), "cpu_s": time.process_time(), "store_bytes": store_bytes})
+    answers.put(
+        {
+            "rank": rank,
+            "counts": dict(source.counts),
+            "cpu_s": time.process_time(),
+            "store_bytes": store_bytes,
+            "longest_wait_s": longest,
+            "troubles": troubles,
+        }
+    )
 
 
 def sample(server: redis.Redis, processes: list[psutil.Process], done: int, since: float) -> dict[str, float]:
@@ -113,6 +127,8 @@ def summarise(
         "lookahead": depth.lookahead,
         "plans": total,
         "planned_by_client": [r["counts"].get("planned", 0) for r in sorted(reports, key=lambda r: r["rank"])],
+        "troubles": sum((Counter(r["troubles"]) for r in reports), Counter()),
+        "longest_wait_s": max(r["longest_wait_s"] for r in reports),
         "seconds": seconds,
         "client_cpu_s": client_s,
         "server_cpu_s": cpu["used_cpu_user"] + cpu["used_cpu_sys"],

@@ -102,10 +102,17 @@ class _WithoutNumbers(TorchDispatchMode):
             return False if args[0].dtype == torch.bool else args[0].dtype.is_floating_point * 1.0 or 0
         if func is _aten.nonzero.default:
             return args[0].new_empty((0, args[0].ndim), dtype=torch.int64)
+        if func is _aten.bincount.default:
+            return args[0].new_empty((_argument(args, kwargs, 2, "minlength", 0),), dtype=torch.int64)
         if func is _aten.convolution.default and any(size > 1 for size in args[1].shape[2:]):
             self.seen.convolutions += 1
         args, kwargs = tree_map_only(Tensor, lambda x: x.to("meta"), (args, kwargs))
         return func(*args, **kwargs)
+
+
+def _argument(args: tuple, kwargs: dict[str, Any], place: int, name: str, default: Any) -> Any:
+    """An argument of an operator, given by place or by name."""
+    return args[place] if len(args) > place else kwargs.get(name, default)
 
 
 def _is_meta(value: Any) -> bool:
