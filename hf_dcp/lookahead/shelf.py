@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from multiprocessing.util import Finalize
 
 from torch.utils.data import get_worker_info
 
 from hf_dcp.lookahead.link import StoreLink
 from hf_dcp.lookahead.store import StoreError
+
+MOST_DUE = 1000
 
 
 class Shelf:
@@ -47,10 +49,10 @@ class Shelf:
             StoreError: if the store doesn't take them; they are kept until it does.
         """
         values = {name_of(key, rank): data for rank, data in plans.items()}
-        old = self._take_old()
+        due = self._due()
         self._put[key] = self._calls  # whatever happens: some of it may have arrived
         try:
-            self._link.use(lambda store: store.replace(values, old))
+            self._exchange(values, due)
         except StoreError:
             self._late |= values
             raise
@@ -59,26 +61,36 @@ class Shelf:
     def tidy(self) -> int:
         """Put what is late, once the store works again, and take out what is due: another turn of this rank to plan may
         be far. Returns the bytes put. Raises StoreError."""
-        old, late = self._take_old(), {}
+        due, late = self._due(), {}
         if self._late and not self._link.trouble:
             late, self._late = self._late, {}  # tried once: what the store still refuses is made by who wants it
-        if old or late:
-            self._link.use(lambda store: store.replace(late, old))
+        if due or late:
+            self._exchange(late, due)
         return sum(map(len, late.values()))
 
     def clear(self) -> None:
         """Take all out."""
         self._end()
 
-    def _take_old(self) -> list[str]:
-        """Names that are due to leave the store. They are asked for once: if the store fails now, they expire."""
-        old = [key for key, call in self._put.items() if call <= self._calls - self._keep]
-        names = [name_of(key, rank) for key in old for rank in self._ranks]
-        for key in old:
+    def _due(self) -> list[bytes]:
+        """Batches that are to leave the store. While it fails they stay due, the latest `MOST_DUE` of them; what is left
+        of others expires."""
+        due = [key for key, call in self._put.items() if call <= self._calls - self._keep]
+        for key in due[:-MOST_DUE]:
             del self._put[key]
-        for name in names:
+        for name in self._names(due):
             self._late.pop(name, None)
-        return names
+        return due[-MOST_DUE:]
+
+    def _names(self, keys: Iterable[bytes]) -> list[str]:
+        return [name_of(key, rank) for key in keys for rank in self._ranks]
+
+    def _exchange(self, values: dict[str, bytes], due: list[bytes]) -> None:
+        """Put values and take out what is due. Raises StoreError."""
+        names = self._names(due)
+        self._link.use(lambda store: store.replace(values, names))
+        for key in due:
+            del self._put[key]
 
 
 def name_of(key: bytes, rank: int) -> str:

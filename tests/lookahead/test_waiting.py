@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from hf_dcp.lookahead import statistics as step_statistics
 from hf_dcp.lookahead.patience import Patience
 from hf_dcp.lookahead.statistics import FIELDS, StepStatistics
 from hf_dcp.lookahead.watch import ALL_WELL_AFTER, StoreWatch
@@ -56,24 +57,34 @@ def test_a_failing_store_is_announced_once(caplog: pytest.LogCaptureFixture) -> 
     assert len(caplog.records) == 3
 
 
-def test_waits_are_those_of_steps() -> None:
+class Clock:
+    """Goes on only when it is told to."""
+
+    now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+def test_waits_are_those_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(step_statistics, "time", clock)
     statistics = StepStatistics()
     for wait in (0.05, 0.0, 0.0):
         with statistics.waiting():
-            time.sleep(wait)
-        time.sleep(0.02)
+            clock.now += wait
+        clock.now += 0.02
     statistics.wait_s = 0.2
     waits, periods = zip(*statistics.steps)
-    assert 0.05 <= waits[0] < 0.1 and max(waits[1:]) < 0.01
-    assert periods[0] == pytest.approx(waits[0]) and min(periods[1:]) >= 0.02
+    assert waits == pytest.approx((0.05, 0, 0)) and periods == pytest.approx((0.05, 0.02, 0.02))
     means = statistics.over_ranks(torch.device("cpu")).means()
     assert tuple(means) == FIELDS
-    assert means["step_wait_s_p50"] < 0.01 and 0.04 < means["step_wait_s_p99"] < 0.1
+    assert means["step_wait_s_p50"] < 1e-6 and means["step_wait_s_p99"] == pytest.approx(0.049)
     assert means["hidden"] == pytest.approx(1 - sum(waits) / 0.2, abs=1e-6)
     after = statistics.next()
     with after.waiting():
         pass
-    assert after.steps[0][1] >= 0.02  # since the last wait, across log entries
+    assert after.steps[0][1] == pytest.approx(0.02)  # since the last wait, across log entries
 
 
 def test_without_workers_nothing_is_hidden() -> None:
