@@ -19,6 +19,7 @@ from tests.test_docs import ROOT, commands, program, save_small_model
 NOT_RUN = {
     "*pip install *": "installs from the package index, as scripts/setup.sh does for every test run",
     "bash scripts/test.sh*": "runs these tests",
+    "bash scripts/test_oldest.sh*": "installs older libraries and runs these tests with them",
     "bash recipes/quickstart.sh*": "makes an environment, and launches what another page has, which is run",
     "* --config_file recipes/gpu_*": "needs eight GPUs; options are parsed in test_docs.py, recipes run in tests/recipes",
     "* --config_file recipes/fsdp2_*": "needs eight GPUs; options are parsed in test_docs.py, FSDP2 runs in tests/integrations",

@@ -13,26 +13,24 @@ from dataclasses import InitVar, asdict, dataclass
 from typing import Any
 
 import torch.distributed as dist
-from accelerate.parallelism_config import ParallelismConfig
 from torch import nn
 
 from hf_dcp.config import DcpConfig
 from hf_dcp.data.batched import BatchedDataset
 from hf_dcp.data.collator import DcpCollator
 from hf_dcp.data.rows import MaskLike
-from hf_dcp.integrations.environment import require_known_variables
-from hf_dcp.integrations.process_groups import DCP_DIM, collective_device, make_group, require_agreement, single_group
+from hf_dcp.integrations.environment import config_from_environment, require_known_variables, setting
+from hf_dcp.integrations.mesh import MeshWithDcp
+from hf_dcp.integrations.process_groups import collective_device, make_group, require_agreement, single_group
 from hf_dcp.lookahead.depth import Depth, derive_depth
 from hf_dcp.lookahead.redis_settings import SCHEMES, RedisSettings
 from hf_dcp.lookahead.session import Session
 
 PLAN_STORES = ("torch", "local", *SCHEMES)
-MESH_ORDER = ("dp_replicate", "dp_shard", DCP_DIM, "tp")
-"""From the slowest to the fastest changing rank: neighbours are ranks of a TP group, then of a DCP group."""
 
 
 @dataclass(repr=False, eq=False)
-class DcpParallelismConfig(ParallelismConfig):
+class DcpParallelismConfig(MeshWithDcp):
     """Dynamic context parallelism for Trainer (``TrainingArguments(parallelism_config=...)``) and Accelerator.
 
     Fields left at None come from environment variables, so that a launcher can set them.
@@ -65,11 +63,11 @@ class DcpParallelismConfig(ParallelismConfig):
     def __post_init__(self, plan_store: str | None) -> None:  # type: ignore[override]
         require_known_variables(os.environ)
         self._size_given = self.dcp_size is not None or "HF_DCP_SIZE" in os.environ
-        self.dcp_size = _setting("dcp_size", self.dcp_size, "HF_DCP_SIZE", 1, int)
+        self.dcp_size = setting("dcp_size", self.dcp_size, "HF_DCP_SIZE", 1, int)
         plan_store = plan_store or os.environ.get("HF_DCP_PLAN_STORE") or "torch"
-        self.plan_timeout = _setting("plan_timeout", self.plan_timeout, "HF_DCP_PLAN_TIMEOUT", 60.0, float)
-        self.lookahead = _setting("lookahead", self.lookahead, "HF_DCP_LOOKAHEAD", None, int)
-        self.dcp = _config_from_environment() if self.dcp is None else self.dcp
+        self.plan_timeout = setting("plan_timeout", self.plan_timeout, "HF_DCP_PLAN_TIMEOUT", 60.0, float)
+        self.lookahead = setting("lookahead", self.lookahead, "HF_DCP_LOOKAHEAD", None, int)
+        self.dcp = config_from_environment() if self.dcp is None else self.dcp
         if self.dcp_size < 1:
             raise ValueError(f"dcp_size must be at least 1, not {self.dcp_size}")
         if self.plan_timeout <= 0:
@@ -92,43 +90,6 @@ class DcpParallelismConfig(ParallelismConfig):
             )
         self._number = next(_NUMBERS)
         _SESSIONS[self._number] = Session(self.dcp, plan_store)
-
-    # What Accelerate reads.
-
-    @property
-    def dcp_enabled(self) -> bool:
-        """Whether a DCP group has more than one rank."""
-        return self.dcp_size > 1
-
-    @property
-    def total_size(self) -> int:
-        return super().total_size * self.dcp_size
-
-    @property
-    def non_data_parallel_size(self) -> int:
-        return super().non_data_parallel_size * self.dcp_size
-
-    @property
-    def non_dp_dim_names(self) -> list[str]:
-        return super().non_dp_dim_names + self._dcp_dim
-
-    @property
-    def dp_shard_cp_dim_names(self) -> list[str]:
-        return super().dp_shard_cp_dim_names + self._dcp_dim
-
-    @property
-    def dp_cp_dim_names(self) -> list[str]:
-        return super().dp_cp_dim_names + self._dcp_dim
-
-    @property
-    def _dcp_dim(self) -> list[str]:
-        return [DCP_DIM] if self.dcp_enabled else []
-
-    def _get_mesh(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """Names and sizes of the mesh dimensions, in the order in which Accelerate unpacks them."""
-        sizes = self._sizes | {DCP_DIM: self.dcp_size}
-        names = tuple(name for name in MESH_ORDER if name in self.active_mesh_dims)
-        return names, tuple(sizes[name] for name in names)
 
     def build_device_mesh(self, device_type: str) -> Any:
         """Settle the sizes, make the mesh and the DCP group. Collective over all processes.
@@ -165,38 +126,6 @@ class DcpParallelismConfig(ParallelismConfig):
         trainer = calling_trainer()
         if trainer is not None:
             refuse_trainer(type(trainer))
-
-    def settle_sizes(self, world: int) -> None:
-        """Give data parallelism the processes that are left over. Raises ValueError if the sizes don't fit."""
-        if world > 1 and not self._size_given:
-            raise ValueError(
-                f"dcp_size is not given and there are {world} processes, which would train without DCP: pass dcp_size=... "
-                "or set HF_DCP_SIZE (accelerate drops it from the parallelism_config of a YAML file); 1 is data parallel"
-            )
-        if world % self.non_data_parallel_size:
-            beside = f" times tp_size={self.tp_size}" if self.tp_size > 1 else ""
-            raise ValueError(
-                f"dcp_size={self.dcp_size}{beside} does not divide the number of processes, {world}: start a "
-                f"multiple of "
-                f"{self.non_data_parallel_size} processes (accelerate launch, torchrun), or set another dcp_size"
-            )
-        if self.data_parallel_size == 1:
-            self._set_size("dp_replicate", world // self.non_data_parallel_size)
-        if self.total_size != world:
-            raise ValueError(
-                f"dp_replicate_size={self.dp_replicate_size}, dp_shard_size={self.dp_shard_size}, "
-                f"dcp_size={self.dcp_size} "
-                f"and tp_size={self.tp_size} make {self.total_size} processes, but there are {world}: leave the data "
-                "parallel sizes out"
-            )
-
-    def _validate_accelerator(self, accelerator: Any) -> None:
-        """Accelerate's own check knows neither gloo nor a ``"cp"`` dimension of size 1; ours ran with the mesh."""
-        if accelerator.num_processes != self.total_size:
-            raise ValueError(
-                f"the parallelism configuration was set up for {self.total_size} processes, but the Accelerator has "
-                f"{accelerator.num_processes}"
-            )
 
     # What users call.
 
@@ -327,26 +256,3 @@ class DcpParallelismConfig(ParallelismConfig):
 _NUMBERS = itertools.count()
 _SESSIONS: dict[int, Session] = {}
 """Here and not on the configuration, which is copied and saved with the training arguments."""
-
-
-def _setting(name: str, given: Any, variable: str, default: Any, kind: type) -> Any:
-    """The given value, else that of the environment variable, else the default."""
-    if given is None:
-        text = os.environ.get(variable)
-        if text is None:
-            return default
-        try:
-            return kind(text)
-        except ValueError:
-            raise ValueError(f"{variable} must be a number, not {text!r}") from None
-    if isinstance(given, bool) or not isinstance(given, (int, kind)):
-        raise ValueError(f"{name} must be {'an integer' if kind is int else 'a number'}, not {given!r}")
-    return given
-
-
-def _config_from_environment() -> DcpConfig:
-    block_size = os.environ.get("HF_DCP_BLOCK_SIZE", "auto")
-    if block_size != "auto" and not block_size.isdecimal():
-        raise ValueError(f'HF_DCP_BLOCK_SIZE must be an integer of at least 1 or "auto", not {block_size!r}')
-    placement = os.environ.get("HF_DCP_PLACEMENT", "auto")
-    return DcpConfig(block_size="auto" if block_size == "auto" else int(block_size), placement=placement)

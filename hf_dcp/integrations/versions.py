@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from importlib import metadata
 
-OLDEST = {"torch": (2, 13), "transformers": (5, 24), "accelerate": (1, 15)}
+OLDEST = {"torch": (2, 13), "transformers": (5, 20), "accelerate": (1, 12)}
 """The oldest minor releases that pass the tests; pyproject.toml has the same."""
 BEFORE = {"torch": (3,), "transformers": (6,), "accelerate": (2,)}
 """The first releases that may break what this package builds on."""
