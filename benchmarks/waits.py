@@ -6,7 +6,8 @@
     python benchmarks/waits.py --only "slow planner, none" --plot docs/images/waits.png
 
 Each call trains with recipes/sft.py on 4 ranks (give it the machine alone), and keeps what it measured in --results; the figure
-shows all that is there. Times are those of the rank that waited longest.
+shows all that is there. Times are those of the rank that waited longest. The texts are pieces of Python's standard library of
+different lengths, so that no two batches are alike and every one is planned.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -32,8 +34,22 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
 }
 
 
+def write_texts(file: Path, count: int = 600) -> None:
+    """Lines of JSON with texts of 500 to 6,000 characters, roughly 150 to 2,000 tokens."""
+    choose = random.Random(0)
+    sources = sorted(Path(os.__file__).parent.glob("*.py"))
+    whole = "".join(source.read_text(errors="replace") for source in sources)
+    with file.open("w") as out:
+        for _ in range(count):
+            start, length = choose.randrange(len(whole) - 6000), choose.randint(500, 6000)
+            out.write(json.dumps({"text": whole[start : start + length]}) + "\n")
+
+
 def run(case: str, steps: int, tokens: int) -> dict[str, Any]:
     program, options = CASES[case]
+    (ROOT / "runs").mkdir(exist_ok=True)
+    texts = ROOT / "runs" / "waits_texts.jsonl"
+    write_texts(texts)
     launch = [
         sys.executable,
         "-m",
@@ -43,6 +59,7 @@ def run(case: str, steps: int, tokens: int) -> dict[str, Any]:
         "recipes/cpu_4.yaml",
     ]
     sizes = ["--max_steps", str(steps), "--max_length", str(tokens), "--tokens_per_batch", str(tokens)]
+    sizes += ["--dataset", str(texts)]
     command = [*launch, *program, *sizes, *options, "--output_dir", "runs/waits", "--disable_tqdm", "1", "--json"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, timeout=900)
@@ -63,6 +80,7 @@ def summarise(result: dict[str, Any]) -> dict[str, float]:
         "wait_share": sum(waits) / sum(periods),
         "wait_share_most": max(wait / period for wait, period in zip(waits, periods)),
         "plan_cpu_s": result["statistics"]["plan_s"],
+        "cached": result["statistics"]["plans_cached"],
         "replanned": result["statistics"]["plans_replanned"],
     }
 

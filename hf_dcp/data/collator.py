@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from hf_dcp.data.rows import IGNORE, GroupBatch, MaskLike, Row, RowReader
+from hf_dcp.data.travel import TravellingBatch
 from hf_dcp.lookahead.batch_plan import BatchPlan
 from hf_dcp.lookahead.payload import PlanningFailed
 from hf_dcp.lookahead.report import PlanReport
@@ -56,7 +57,7 @@ class DcpCollator:
         local = self.cut(batch, plan)
         if self.count_items:
             local["num_items_in_batch"] = torch.tensor(batch.num_items)
-        return local
+        return TravellingBatch(local)
 
     def read(self, features: Sequence[Row] | Sequence[list[Row]]) -> GroupBatch:
         """The batch of the whole group. Raises ValueError for rows that make none."""

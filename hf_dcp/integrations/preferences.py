@@ -14,6 +14,7 @@ from torch import Tensor
 from hf_dcp.data.collator import DcpCollator
 from hf_dcp.data.rows import IGNORE, GroupBatch
 from hf_dcp.data.sharing import SharedBatch, group_pairs, pack
+from hf_dcp.data.travel import TravellingBatch
 from hf_dcp.lookahead.batch_plan import BatchPlan
 from hf_dcp.lookahead.session import Session
 from hf_dcp.runtime import DcpPlan, find_communicator
@@ -100,7 +101,8 @@ class PreferenceCollator(DcpCollator):
         # TRL counts tokens by the mask, over all ranks: one rank of each group speaks for it.
         if plan.rank_plan.rank != 0:
             padded["attention_mask"] = torch.zeros_like(padded["attention_mask"])
-        return {**padded, "dcp_plan": PreferencePlan.of(plan, self.local(shared, plan, padded["input_ids"].shape))}
+        local = self.local(shared, plan, padded["input_ids"].shape)
+        return TravellingBatch(padded, dcp_plan=PreferencePlan.of(plan, local))
 
     def read(self, features: Any) -> GroupBatch:
         """The packed batch of the whole group."""
