@@ -167,11 +167,11 @@ class PlanSource:
     def _fetch(self, key: bytes) -> Payload | None:
         """This rank's payload from the store, or None if it doesn't come or is not what it should be."""
         settings = self.settings
-        patience = self._patience.seconds()
+        patience, since = self._patience.seconds(), time.perf_counter()
         try:
             data = self._link.use(lambda store: store.get(name_of(key, settings.rank), patience))
             self._bytes += len(data)
-            self._patience.hit()
+            self._patience.hit(time.perf_counter() - since)
             payload = decode(key, data, settings.address.secret)
             _check(payload, settings)
             return payload

@@ -36,13 +36,13 @@ T = TypeVar("T")
 
 
 def poll(look: Callable[[], T], timeout: float) -> T:
-    """The first true answer of ``look``, asked again and again with pauses of 1 to 50 ms.
+    """The first true answer of ``look``, asked again and again with pauses of 2 to 50 ms.
 
     Raises:
         StoreTimeout: if none comes within ``timeout`` seconds.
     """
     deadline = time.monotonic() + timeout
-    pause = 0.001
+    pause = 0.002
     while True:
         found = look()
         if found:
@@ -51,7 +51,7 @@ def poll(look: Callable[[], T], timeout: float) -> T:
         if left <= 0:
             raise StoreTimeout(f"no value after {timeout:g} s")
         time.sleep(min(pause, left))
-        pause = min(1.5 * pause, LONGEST_POLL_S)
+        pause = min(2 * pause, LONGEST_POLL_S)
 
 
 class PlanStore(Protocol):

@@ -32,6 +32,13 @@ def test_patience_is_bounded_by_what_planning_takes() -> None:
     for _ in range(100):
         patience.learn(0.001)
     assert patience.seconds() == 10.0
+    patience.hit(4.0)  # it came late: the machine is busy
+    assert patience.seconds() == 16.0
+    patience.miss()
+    assert patience.seconds() == 4.0
+    for _ in range(10):
+        patience.hit(0.1)
+    assert patience.seconds() == 10.0
     assert Patience(0.05).seconds() == 0.05
 
 
