@@ -14,7 +14,9 @@ from hf_dcp.lookahead.payload import PayloadError, PlanningFailed, decode, encod
 from hf_dcp.lookahead.report import PlanReport
 from hf_dcp.planning.batch import Topology
 from hf_dcp.planning.planner import plan_batch
-from tests.lookahead.test_planning import CONFIG, KEY, SHAPE, batch, sources
+from tests.lookahead.test_planning import CONFIG, SHAPE, batch, sources
+
+KEY = bytes(range(32))
 
 
 @functools.cache

@@ -25,7 +25,6 @@ from hf_dcp.planning.planner import plan_batch
 
 SHAPE = ModelShape(4, 2, 8, "fp32", ((None, 3), (5, 2)))
 CONFIG = hf_dcp.DcpConfig(block_size=8)
-KEY = bytes(range(32))
 
 
 def sources(world: int, prefix: str, **options: Any) -> list[PlanSource]:
