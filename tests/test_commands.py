@@ -26,7 +26,7 @@ NOT_RUN = {
     "* recipes/sft.py --model smollm2 *": "takes minutes a step on a CPU; tests/recipes/test_models.py loads the model",
     "mkdocs *": "is a step of continuous integration, or serves until it is stopped",
     "python benchmarks/*": "a study of minutes to hours; its parts are tested in tests/benchmarks",
-    "python recipes/figures.py*": "measures for minutes, and draws over the pages' images; tests/benchmarks/test_analysis.py does both",
+    "python recipes/figures.py*": "draws over the pages' images; tests/benchmarks/test_analysis.py calls it elsewhere",
     "benchmarks/netcluster *": "needs root and iproute2; tests/benchmarks/test_netcluster.py starts it",
     "torchrun *": "a study of minutes; the command that it starts is tested in tests/bench",
 }
