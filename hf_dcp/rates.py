@@ -30,6 +30,8 @@ class Rates:
     """Seconds that a division takes beyond its arithmetic."""
     call_s: float = 0.0
     """Seconds that an attention call, forward or backward, takes beyond its divisions."""
+    row_s: float = 0.0
+    """Seconds that a division of forward takes for each of its query rows (all heads), whatever they attend to."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hf_dcp.planning.plan import Message, Op, PassPlan
+from hf_dcp.planning.timeline import completed_in, started_in
 from hf_dcp.planning.uses import LocalRows, Uses
 
 
@@ -15,24 +16,9 @@ class Timing:
     """In which exchange the rows of every use arrive, and in which their partial results leave."""
 
     arrive: np.ndarray
-    """int32[uses]"""
+    """int64[uses]"""
     leave: np.ndarray
-    """int32[uses]"""
-
-    @classmethod
-    def of(cls, uses: Uses, phase: np.ndarray) -> Timing:
-        """Just in time and as soon as possible: the exchange before the first phase that needs the rows, and the one
-        after the last; a gateway is early enough, and late enough, for those it relays for.
-
-        Args:
-            phase: int32[tiles, groups]
-        """
-        arrive = uses.over_uses(np.minimum, phase, np.iinfo(np.int32).max) - 1
-        leave = uses.over_uses(np.maximum, phase, -1) + 1
-        relayed = np.flatnonzero(uses.via >= 0)
-        np.minimum.at(arrive, uses.via[relayed], arrive[relayed] - 1)
-        np.maximum.at(leave, uses.via[relayed], leave[relayed] + 1)
-        return cls(arrive, leave)
+    """int64[uses]"""
 
 
 @dataclass(frozen=True)
@@ -144,7 +130,7 @@ def _split(rows: _Rows, world: int) -> list[dict[str, np.ndarray]]:
 
 
 def make_pass(table: dict[str, np.ndarray], item_phase: np.ndarray) -> PassPlan:
-    """The program of one rank: in every phase start its exchange, compute its division, complete the exchange.
+    """The program of one rank: in every phase start exchanges, compute its division, complete exchanges.
 
     Args:
         table: what `pass_tables` made for this rank.
@@ -153,15 +139,16 @@ def make_pass(table: dict[str, np.ndarray], item_phase: np.ndarray) -> PassPlan:
     order = np.argsort(item_phase, kind="stable").astype(np.int32)
     phases, first = np.unique(item_phase[order], return_index=True)
     messages = table["messages"]
-    exchanges = set(messages[:, Message.EXCHANGE].tolist())
+    exchanges = sorted(set(messages[:, Message.EXCHANGE].tolist()))
     reduces = set(messages[(messages[:, Message.PARTIAL] == 1) & (messages[:, Message.INCOMING] == 1), 0].tolist())
     division = {int(p): d for d, p in enumerate(phases)}
     program: list[tuple[int, int]] = []
-    for p in sorted(exchanges | division.keys()):
-        program += [(Op.START, p)] if p in exchanges else []
+    for p in range(max([*division, *map(completed_in, exchanges)], default=-1) + 1):
+        program += [(Op.START, x) for x in exchanges if started_in(x) == p]
         program += [(Op.ATTEND, division[p])] if p in division else []
-        program += [(Op.WAIT, p)] if p in exchanges else []
-        program += [(Op.REDUCE, p)] if p in reduces else []
+        for x in exchanges:
+            if completed_in(x) == p:
+                program += [(Op.WAIT, x), (Op.REDUCE, x)] if x in reduces else [(Op.WAIT, x)]
     program.append((Op.FINISH, 0))
     return PassPlan(
         program=np.array(program, np.int32),

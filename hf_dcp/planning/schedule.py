@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from hf_dcp.config import DcpConfig
 from hf_dcp.planning.batch import BatchSpec, ModelShape, RowBytes, Topology
-from hf_dcp.planning.divisions import assign_phases
+from hf_dcp.planning.divisions import Trial, assign_phases, make_units
 from hf_dcp.planning.items import device_items, make_items, make_rectangles
 from hf_dcp.planning.messages import Timing, make_pass, pass_tables
 from hf_dcp.planning.plan import PASSES, RankPlan, WindowPlan
+from hf_dcp.planning.problem import costed_passes
+from hf_dcp.planning.simulate import unit_flops
 from hf_dcp.planning.tiles import Blocks, Tiles
+from hf_dcp.planning.timeline import Links, Side, exchange_numbers, predict
 from hf_dcp.planning.uses import LocalRows, Uses, find_uses, remote_rows, token_runs
+
+TRIED = (
+    Trial(2),
+    Trial(2, local=0.5),
+    Trial(3, first=1),
+    Trial(3, first=1, gap=2),
+    Trial(3, first=1, gap=1, kept=0.12, gap_behind=1),
+    Trial(3, first=1, gap=1, kept=0.25, gap_behind=1),
+)
+"""How divisions are cut, for so many of them and for more."""
+CLOSE = 1.02
+"""Fewer divisions are taken if they lose at most so many times what the best lose."""
+MOST_EFFORT = 300_000
+"""Plans with more atoms of tiles than this are scheduled without trials."""
 
 
 def make_rank_plans(
@@ -72,10 +90,10 @@ def _window_plans(
     rectangles = make_rectangles(batch, blocks, tiles)
     table = make_items(rectangles, tiles, tile_device, blocks, local, (q, kv))
     begins = np.searchsorted(table.device, np.arange(world + 1))
+    scheduler = _Scheduler.of(tiles, tile_device, q, kv, topology, shape, config)
     passes = []
     for name in PASSES:
-        phase = _phases(tiles, tile_device, q, kv, costs, name == "backward", config.divisions, world)
-        timings = (Timing.of(q, phase), Timing.of(kv, phase))
+        phase, timings = scheduler.schedule(name)
         tables = pass_tables(q, kv, timings, name == "backward", local, groups)
         item_phase = phase[table.tile, table.group]
         passes.append([make_pass(tables[r], item_phase[begins[r] : begins[r + 1]]) for r in range(world)])
@@ -97,36 +115,67 @@ def _window_plans(
     return plans
 
 
-def _phases(
-    tiles: Tiles,
-    tile_device: np.ndarray,
-    q: Uses,
-    kv: Uses,
-    costs: list[int],
-    kv_returns: bool,
-    divisions: int,
-    world: int,
-) -> np.ndarray:
-    """The phase of each (tile, group): int32[tiles, groups]."""
-    earliest = np.zeros(tile_device.shape, np.int8)
-    returns = np.zeros(tile_device.shape, bool)
-    for uses, has_returns in ((q, True), (kv, kv_returns)):
-        hops = np.where(uses.via < 0, 1, 2).astype(np.int8)
-        needed = uses.over_tiles(np.maximum, hops, len(tiles))
-        earliest = np.maximum(earliest, needed)
-        returns |= (needed > 0) & has_returns
-    compute = np.repeat(tiles.area[:, None], tile_device.shape[1], 1)
-    rows = _row_numbers(tiles, tile_device, q, kv, costs, world)
-    d, c, e, r, n = (array.ravel() for array in (tile_device, compute, earliest, returns, rows))
-    return assign_phases(d, c, e, r, n, divisions, world).reshape(tile_device.shape)
+@dataclass(frozen=True)
+class _Scheduler:
+    """Divisions and exchanges of the passes of one window."""
 
+    tile_device: np.ndarray
+    tiles: Tiles
+    sides: tuple[Side, Side]
+    """Of Q and of KV, without bytes."""
+    counts: tuple[np.ndarray, np.ndarray]
+    """Rows of every use, of Q and of KV."""
+    topology: Topology
+    shape: ModelShape
+    config: DcpConfig
 
-def _row_numbers(tiles: Tiles, tile_device: np.ndarray, q: Uses, kv: Uses, costs: list[int], world: int) -> np.ndarray:
-    """A number for the rows that each (tile, group) reads on the side on which its device receives more bytes."""
-    received = [
-        np.bincount(uses.device, weights=uses.count, minlength=world) * cost
-        for uses, cost in zip((q, kv), costs, strict=True)
-    ]
-    by_q = (received[0] > received[1])[tile_device]
-    block = np.where(by_q, tiles.q[:, None], tiles.kv[:, None])
-    return np.arange(tile_device.shape[1]) * (tiles.kv.max(initial=0) + tiles.q.max(initial=0) + 1) + block
+    @classmethod
+    def of(
+        cls,
+        tiles: Tiles,
+        tile_device: np.ndarray,
+        q: Uses,
+        kv: Uses,
+        topology: Topology,
+        shape: ModelShape,
+        config: DcpConfig,
+    ) -> _Scheduler:
+        sides = (Side.of(q, tiles.q_atoms, topology), Side.of(kv, tiles.kv_atoms, topology))
+        return cls(tile_device, tiles, sides, (q.count, kv.count), topology, shape, config)
+
+    def schedule(self, name: str) -> tuple[np.ndarray, tuple[Timing, Timing]]:
+        """The phase of each (tile, group), int32[tiles, groups], and the exchanges of Q and KV rows: of the trials with
+        the fewest divisions that lose at most `CLOSE` more than the best to anything but compute, the best."""
+        shape, config, topology, groups = self.shape, self.config, self.topology, self.tile_device.shape[1]
+        which = name if name == "forward" else costed_passes(config)[1]
+        row_bytes, rates = RowBytes.of(shape, groups, config.reduce_dtype), config.rates
+        inputs, partials = row_bytes.inputs(which), row_bytes.partials(which)
+        q, kv = (self.sides[i].carrying(self.counts[i], inputs[i], partials[i]) for i in (0, 1))
+        seconds = self.tiles.area * (unit_flops(shape, groups, name) / rates.device_flops)
+        links = Links.of(rates, topology)
+        units = make_units(self.tile_device, seconds, (q, kv), (self.tiles.q, self.tiles.kv), topology.world_size)
+        trials = self._trials()
+        found = []
+        for trial in trials:
+            phase = assign_phases(units, q, kv, links, trial)
+            numbers = exchange_numbers(q, self.tile_device, phase), exchange_numbers(kv, self.tile_device, phase)
+            total = 0.0
+            if len(trials) > 1:
+                total = predict(q, kv, numbers, self.tile_device, phase, seconds, topology.node, links)
+            found.append((total, trial.divisions, phase, numbers))
+        busiest = np.bincount(self.tile_device.ravel(), weights=np.repeat(seconds, groups)).max(initial=0.0)
+        best = min(total for total, *_ in found)
+        most = best * (1 + 1e-12) + (CLOSE - 1) * max(best - busiest, 0.0)
+        fewest = min(divisions for total, divisions, *_ in found if total <= most)
+        total, _, phase, numbers = min((one for one in found if one[1] == fewest), key=lambda one: one[0])
+        return phase.reshape(self.tile_device.shape), (Timing(*numbers[0]), Timing(*numbers[1]))
+
+    def _trials(self) -> list[Trial]:
+        if not any(len(count) for count in self.counts):
+            return [Trial(1)]
+        effort = sum(len(side.atom) for side in self.sides) * self.tile_device.shape[1] + self.topology.world_size**2
+        most = self.config.divisions
+        if effort > MOST_EFFORT:
+            return [Trial(most)]
+        more = [(n, one) for n in range(2, most + 1) for one in TRIED if n >= one.divisions]
+        return [Trial(1), *(one._replace(divisions=n) for n, one in more)]

@@ -1,9 +1,9 @@
 """Predicted times of a plan: its programs run over a simple model of devices and links.
 
 The model: a device computes attention at a fixed rate, and has one outgoing and one incoming queue for links between
-nodes and one of each inside its node; a message occupies the sender's and the receiver's queue for bytes / rate. A call and
-each of its divisions take a fixed time beyond that. It knows no contention beyond the devices' own links, so it is good for
-comparing plans, not for promises.
+nodes and one of each inside its node; a message occupies the sender's and the receiver's queue for bytes / rate. A call,
+each of its divisions, and each query row of these take a fixed time beyond that. It knows no contention beyond the
+devices' own links, so it is good for comparing plans, not for promises.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hf_dcp.planning.batch import RowBytes
+from hf_dcp.planning.batch import ModelShape, RowBytes
 from hf_dcp.planning.plan import Item, Message, Op, PassPlan, RankPlan, Slice, WindowPlan
 from hf_dcp.rates import DEFAULT_HARDWARE, HARDWARE, Rates
 
@@ -22,6 +22,13 @@ __all__ = ["DEFAULT_HARDWARE", "HARDWARE", "PassTimes", "Rates", "item_areas", "
 Record = Callable[[int, Op, int, float, float], None]
 BACKWARD_FLOPS = 2.5
 """Backward over forward: five matrix products for two (Dao, FlashAttention-2, section 4.1)."""
+BACKWARD_ROWS = 1.5
+"""Backward over forward: rows of Q, dO and dQ for those of Q and O."""
+
+
+def unit_flops(shape: ModelShape, head_groups: int, which: str) -> float:
+    """FLOPs of an attended element of one head group in the pass."""
+    return 4 * shape.head_dim * (shape.heads // head_groups) * (1.0 if which == "forward" else BACKWARD_FLOPS)
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,7 @@ class PassTimes:
     compute_s: float
     """Compute of the busiest rank."""
     exposed_s: float
-    """Longest time that a rank waits for exchanges."""
+    """Exposed exchange: how much longer the pass takes than the busiest rank computes."""
     division_share: list[float]
     """Compute of each division over that of the whole pass, all ranks together."""
     division_bytes: list[int]
@@ -86,14 +93,16 @@ class _Simulation:
         self.record = record
         self.rates, self.node = rates, first.node_of_rank
         self.programs = [part.forward if which == "forward" else part.backward for part in parts]
-        heads = first.shape.heads // first.head_groups
-        flops = 4 * first.shape.head_dim * heads * (1.0 if which == "forward" else BACKWARD_FLOPS)
-        work = [_division_work(p, item_areas(part)) for p, part in zip(self.programs, parts, strict=True)]
-        self.seconds = [areas * flops / rates.device_flops for areas in work]
+        pair_s = unit_flops(first.shape, first.head_groups, which) / rates.device_flops
+        row_s = rates.row_s * (1.0 if which == "forward" else BACKWARD_ROWS) / first.head_groups
+        self.seconds = [
+            pair_s * _division_work(program, item_areas(part)) + row_s * _division_rows(program, part.items)
+            for program, part in zip(self.programs, parts, strict=True)
+        ]
         row_bytes = RowBytes.of(first.shape, first.head_groups, first.reduce_dtype)
         self.bytes = [message_bytes(p, row_bytes, which) for p in self.programs]
         world = len(plans)
-        self.clock, self.waited = np.full(world, rates.call_s), np.zeros(world)
+        self.clock = np.full(world, rates.call_s)
         self.sent: dict[tuple[int, int], list[tuple[float, float, int, int]]] = {}
         self.out_free, self.in_free = np.zeros((world, 2)), np.zeros((world, 2))
 
@@ -107,13 +116,14 @@ class _Simulation:
                     position[rank] += 1
                     ready = True
         busy = np.array([s.sum() for s in self.seconds])
+        longest = max(self.rates.call_s + len(s) * self.rates.launch_s + float(s.sum()) for s in self.seconds)
         shares = _padded_sum([s / max(busy.sum(), 1e-30) for s in self.seconds])
         pairs = zip(self.programs, self.bytes, strict=True)
         moved = _padded_sum([_bytes_by_exchange(program, size) for program, size in pairs])
         return PassTimes(
             total_s=float(self.clock.max()),
             compute_s=float(busy.max()),
-            exposed_s=float(self.waited.max()),
+            exposed_s=float(self.clock.max() - longest),
             division_share=[float(x) for x in shares],
             division_bytes=[int(x) for x in moved],
         )
@@ -132,6 +142,8 @@ class _Simulation:
             self._start(rank, argument)
         elif op == Op.WAIT:
             return self._wait(rank, argument)
+        elif op == Op.FINISH:
+            self.clock[rank] = max(self.clock[rank], *self.out_free[rank])
         return True
 
     def _start(self, rank: int, exchange: int) -> None:
@@ -143,17 +155,16 @@ class _Simulation:
             self.sent.setdefault((peer, exchange), []).append((begin, self.out_free[rank, inside], size, inside))
 
     def _wait(self, rank: int, exchange: int) -> bool:
-        expected = len(self._messages(rank, exchange, incoming=1))
+        expected = self._messages(rank, exchange, incoming=1)
         arrived = self.sent.get((rank, exchange), [])
-        if len(arrived) < expected:
+        if len(arrived) < len(expected):
             return False
-        done = max([self.clock[rank], *self.out_free[rank]])
+        done = self.clock[rank]
         for begin, end, size, inside in sorted(arrived):
             free = max(self.in_free[rank, inside], begin) + self._duration(size, inside)
             self.in_free[rank, inside] = free
             latency = self.rates.intra_latency_s if inside else self.rates.latency_s
             done = max(done, free + latency, end + latency)
-        self.waited[rank] += done - self.clock[rank]
         self.clock[rank] = done
         return True
 
@@ -184,6 +195,16 @@ def message_bytes(program: PassPlan, row_bytes: RowBytes, which: str) -> np.ndar
 def _division_work(program: PassPlan, areas: np.ndarray) -> np.ndarray:
     before = np.concatenate([[0], np.cumsum(areas[program.order])])
     return np.diff(before[program.divisions]).astype(np.float64)
+
+
+def _division_rows(program: PassPlan, items: np.ndarray) -> np.ndarray:
+    """Query rows of every division, each counted once in it."""
+    rows = np.zeros(len(program.divisions) - 1)
+    for division, (begin, end) in enumerate(zip(program.divisions[:-1], program.divisions[1:], strict=True)):
+        own = items[program.order[begin:end]]
+        _, first = np.unique(own[:, Item.Q_SLOT], return_index=True)
+        rows[division] = own[first, Item.Q_COUNT].sum()
+    return rows
 
 
 def _bytes_by_exchange(program: PassPlan, size: np.ndarray) -> np.ndarray:

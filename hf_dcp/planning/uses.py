@@ -60,30 +60,11 @@ class Uses:
     """int64[uses]: batch-global token of the first row."""
     index: np.ndarray
     """int64[world_size * groups * atoms]: dense (device, group, atom) -> use, or -1."""
-    tile_of: np.ndarray
-    """int64[incidences]: tile of every (tile, atom) pair."""
-    key_of: np.ndarray
-    """int64[incidences, groups]: position in ``index`` of every (tile, atom) pair, for each group."""
 
     def first_slot(self, key: np.ndarray, local_slot: np.ndarray) -> np.ndarray:
         """Slots of rows that begin an atom: those of the use where there is one, else the local ones."""
         use = self.index[key]
         return np.where(use < 0, local_slot, self.slot[use] if len(self.slot) else 0)
-
-    def over_uses(self, ufunc: np.ufunc, values: np.ndarray, start: int) -> np.ndarray:
-        """Reduce a value of each (tile, group) over the tiles of every use."""
-        result = np.full(len(self.device), start, values.dtype)
-        use = self.index[self.key_of]
-        ufunc.at(result, use[use >= 0], values[self.tile_of][use >= 0])
-        return result
-
-    def over_tiles(self, ufunc: np.ufunc, values: np.ndarray, num_tiles: int) -> np.ndarray:
-        """Reduce a value of each use over the uses of every (tile, group): [tiles, groups], 0 where it has none."""
-        result = np.zeros((num_tiles, self.key_of.shape[1]), values.dtype)
-        use = self.index[self.key_of]
-        pair, group = np.nonzero(use >= 0)
-        ufunc.at(result, (self.tile_of[pair], group), values[use[pair, group]])
-        return result
 
 
 def find_uses(
@@ -127,8 +108,6 @@ def find_uses(
         count=count,
         token=atoms.begin[atom],
         index=index,
-        tile_of=tile_of,
-        key_of=key_of,
     )
 
 
