@@ -3,7 +3,8 @@
     python benchmarks/store.py --iterations 10000 --clients 8 --plot docs/images/store.png
 
 Starts a Redis server, and clients that each stand for one rank of a group. Every client asks for the plan of every batch,
-at most κ batches before the slowest one. All batches are different. Prints JSON.
+at most κ batches before the slowest one; its workers, processes as a DataLoader has them, take turns. All batches differ.
+Prints JSON.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import multiprocessing
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ import redis
 from redis_server import serve
 
 import hf_dcp
-from hf_dcp.lookahead.depth import Depth
+from hf_dcp.lookahead.depth import Depth, derive_depth
 from hf_dcp.lookahead.planning import PlanSettings, PlanSource
 from hf_dcp.lookahead.redis_settings import RedisSettings
 from hf_dcp.lookahead.store import StoreAddress
@@ -32,35 +34,47 @@ SHAPE = ModelShape(4, 2, 64, "bf16")
 CONFIG = hf_dcp.DcpConfig(block_size=128, placement="zigzag")
 
 
+@dataclass(frozen=True)
+class Setup:
+    """How many batches, clients, and workers of each."""
+
+    iterations: int
+    clients: int
+    depth: Depth
+
+
 def batch(i: int) -> BatchSpec:
     """A batch that differs from all others."""
     return BatchSpec([1024 + i % 512, 512 + i // 512], hf_dcp.causal())
 
 
-def client(rank: int, clients: int, url: str, iterations: int, depth: Depth, progress: Any, answers: Any) -> None:
+def worker(rank: int, number: int, setup: Setup, url: str, progress: Any, answers: Any) -> None:
+    """Every so-manieth batch of one client. ``progress``: the last batch of each worker of each client."""
     settings = RedisSettings.parse(url)
     source = PlanSource(
         PlanSettings(
-            topology=Topology.grid(2, clients // 2),
+            topology=Topology.grid(2, setup.clients // 2),
             shape=SHAPE,
             config=CONFIG,
             rank=rank,
             communicator=None,
             address=StoreAddress("redis", f"{settings.prefix}/benchmark", redis=settings),
-            keep=depth.keep,
+            keep=-(-setup.depth.keep // setup.depth.workers),
         )
     )
     store_bytes, longest, troubles = 0, 0.0, Counter()
-    for i in range(iterations):
-        while i > min(progress) + depth.lookahead:
+    mine = rank * setup.depth.workers + number
+    for i in range(number, setup.iterations, setup.depth.workers):
+        while i > min(progress) + setup.depth.lookahead + 1:
             time.sleep(0.005)
         plan = source.get(batch(i))
         store_bytes += plan.store_bytes
         longest = max(longest, plan.wait_s)
         if plan.trouble:
             troubles[f"{plan.origin}: {plan.trouble}"] += 1
-        progress[rank] = i
-    while min(progress) < iterations - 1:
+        progress[mine] = i
+    progress[mine] = setup.iterations
+    while min(progress) < setup.iterations:
         time.sleep(0.01)
     source.close()
     answers.put(
@@ -88,53 +102,62 @@ def sample(server: redis.Redis, processes: list[psutil.Process], done: int, sinc
     }
 
 
-def measure(iterations: int, clients: int, depth: Depth) -> dict[str, Any]:
-    plan_batch(batch(0), Topology.grid(2, clients // 2), SHAPE, CONFIG)  # compiled before the fork
+def measure(setup: Setup) -> dict[str, Any]:
+    plan_batch(batch(0), Topology.grid(2, setup.clients // 2), SHAPE, CONFIG)  # compiled before the fork
     context = multiprocessing.get_context("fork")
     with serve() as port:
         url = f"redis://127.0.0.1:{port}/0"
-        progress, answers = context.Array("q", [0] * clients, lock=False), context.Queue()
-        arguments = (clients, url, iterations, depth, progress, answers)
-        workers = [context.Process(target=client, args=(rank, *arguments), daemon=True) for rank in range(clients)]
+        count = setup.clients * setup.depth.workers
+        progress, answers = context.Array("q", [0] * count, lock=False), context.Queue()
+        workers = [
+            context.Process(
+                target=worker, args=(*divmod(i, setup.depth.workers), setup, url, progress, answers), daemon=True
+            )
+            for i in range(count)
+        ]
         since = time.perf_counter()
-        for worker in workers:
-            worker.start()
-        server, processes = redis.Redis(port=port), [psutil.Process(worker.pid) for worker in workers]
+        for process in workers:
+            process.start()
+        server, processes = redis.Redis(port=port), [psutil.Process(process.pid) for process in workers]
         samples = []
-        while min(progress) < iterations - 1 and all(worker.is_alive() for worker in workers):
+        while min(progress) < setup.iterations and all(process.is_alive() for process in workers):
             samples.append(sample(server, processes, min(progress), since))
-            time.sleep(max(0.2, iterations / 50_000))
+            time.sleep(max(0.2, setup.iterations / 10_000))
         reports = [answers.get(timeout=60) for _ in workers]
         seconds = time.perf_counter() - since
-        for worker in workers:
-            worker.join(20)
+        for process in workers:
+            process.join(20)
         cpu = server.info("cpu")
         left = server.dbsize()
-    return summarise(iterations, clients, depth, reports, samples, seconds, left, cpu)
+    return summarise(setup, reports, samples, seconds, left, cpu)
 
 
 def summarise(
-    iterations: int, clients: int, depth: Depth, reports: list, samples: list, seconds: float, left: int, cpu: dict
+    setup: Setup, reports: list[dict], samples: list[dict], seconds: float, left: int, cpu: dict
 ) -> dict[str, Any]:
     total = {
         name: sum(r["counts"].get(name, 0) for r in reports) for name in ("planned", "fetched", "cached", "replanned")
     }
     client_s = sum(r["cpu_s"] for r in reports)
     half, end = samples[len(samples) // 2], samples[-1]
+    made: Counter[int] = Counter()
+    for report in reports:
+        made[report["rank"]] += report["counts"].get("planned", 0)
     return {
-        "iterations": iterations,
-        "clients": clients,
-        "lookahead": depth.lookahead,
+        "iterations": setup.iterations,
+        "clients": setup.clients,
+        "workers": setup.depth.workers,
+        "lookahead": setup.depth.lookahead,
         "plans": total,
-        "planned_by_client": [r["counts"].get("planned", 0) for r in sorted(reports, key=lambda r: r["rank"])],
+        "planned_by_client": [made[rank] for rank in range(setup.clients)],
         "troubles": sum((Counter(r["troubles"]) for r in reports), Counter()),
         "longest_wait_s": max(r["longest_wait_s"] for r in reports),
         "seconds": seconds,
         "client_cpu_s": client_s,
         "server_cpu_s": cpu["used_cpu_user"] + cpu["used_cpu_sys"],
-        "plans_per_core_second": iterations / client_s,
-        "deliveries_per_core_second": iterations * clients / client_s,
-        "store_bytes_per_plan": sum(r["store_bytes"] for r in reports) / 2 / iterations,
+        "plans_per_core_second": setup.iterations / client_s,
+        "deliveries_per_core_second": setup.iterations * setup.clients / client_s,
+        "store_bytes_per_plan": sum(r["store_bytes"] for r in reports) / 2 / setup.iterations,
         "most_keys": max(s["keys"] for s in samples),
         "keys_left": left,
         "growth": {
@@ -157,8 +180,8 @@ def plot(report: dict[str, Any], file: Path) -> None:
         (
             ("keys", 1, "keys in the store"),
             ("server_bytes", 1e6, "server memory, MB"),
-            ("client_bytes", 1e6, "memory of the largest client, MB"),
-            ("threads", 1, "threads of a client"),
+            ("client_bytes", 1e6, "memory of the largest worker, MB"),
+            ("threads", 1, "threads of a worker"),
         ),
     ):
         axis.plot(done, [s[name] / unit for s in report["samples"]], lw=1)
@@ -172,10 +195,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--iterations", type=int, default=10_000)
     parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--workers", type=int, default=2, help="of each client")
     parser.add_argument("--lookahead", type=int, default=8)
     parser.add_argument("--plot", type=Path, help="file for the figure")
     options = parser.parse_args()
-    report = measure(options.iterations, options.clients, Depth(1, options.lookahead, options.lookahead))
+    report = measure(Setup(options.iterations, options.clients, derive_depth(options.lookahead, options.workers, None)))
     if options.plot:
         plot(report, options.plot)
     print(json.dumps({name: value for name, value in report.items() if name != "samples"}))

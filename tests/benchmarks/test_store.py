@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_many_iterations() -> None:
     command = [sys.executable, "benchmarks/store.py", "--iterations", "200", "--clients", "4", "--lookahead", "4"]
+    command += ["--workers", "1"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
