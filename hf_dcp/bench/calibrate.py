@@ -22,8 +22,8 @@ from hf_dcp.rates import Rates
 
 LINKS = {"inter": ("inter_bytes", "latency_s"), "intra": ("intra_bytes", "intra_latency_s")}
 """Kind of link -> the fields of `Rates` that it has."""
-MANY, TINY = 16, 256
-"""Divisions, and tokens, of the calls whose overheads are measured."""
+MANY, TINY, SHORT = 16, 256, 16
+"""Divisions, and tokens, of the calls whose overheads are measured; tokens of very short sequences."""
 
 
 @dataclass(frozen=True)
@@ -84,25 +84,35 @@ def calibrate(settings: CalibrationSettings, group: Group) -> dict[str, Any]:
 
 
 def _attention(settings: CalibrationSettings, group: Group) -> dict[str, float]:
-    """Every rank computes a batch of its own. Collective."""
-    whole = _call(_plan(settings.tokens, settings.shape), settings.repeats, group)
-    once, often = (_call(_divided(_plan(TINY, settings.shape), n), settings.repeats, group) for n in (1, MANY))
+    """Every rank computes batches of its own: of one sequence, of very short ones, and tiny ones. Collective."""
+    tokens = settings.tokens
+    long, short, tiny = (
+        (length,) * max(1, n // length) for n, length in ((tokens, tokens), (tokens, SHORT), (TINY, TINY))
+    )
+    whole = _call(_plan(long, settings.shape), settings.repeats, group)
+    rows = _call(_plan(short, settings.shape), settings.repeats, group)
+    once, often = (_call(_divided(_plan(tiny, settings.shape), n), settings.repeats, group) for n in (1, MANY))
     launch = max(0.0, (often[0] - once[0]) / (MANY - 1))
-    flops = 4 * settings.shape.head_dim * settings.shape.heads
-    tiny = flops * TINY * (TINY + 1) / 2
-    work = flops * settings.tokens * (settings.tokens + 1) / 2
-    # two equations: seconds = overhead + work / rate, for the long call and for the tiny one
-    rate = (work - tiny) / max(whole[0] - once[0], 1e-9) if settings.tokens > TINY else work / whole[0]
+    # three equations: seconds = overhead + rows * row_s + work / rate
+    long_work, short_work, tiny_work = (_work(lengths, settings.shape) for lengths in (long, short, tiny))
+    pair = max(whole[0] - rows[0], 1e-9) / max(long_work - short_work, 1)  # seconds per FLOP
+    row = max(0.0, rows[0] - once[0] - (short_work - tiny_work) * pair) / max(sum(short) - TINY, 1)
     return {
-        "device_flops": rate,
+        "device_flops": 1 / pair,
         "launch_s": launch,
-        "call_s": max(0.0, once[0] - launch - tiny / rate),
+        "call_s": max(0.0, once[0] - launch - TINY * row - tiny_work * pair),
+        "row_s": row,
         "backward_over_forward": whole[1] / whole[0],
     }
 
 
-def _plan(tokens: int, shape: ModelShape) -> RankPlan:
-    return plan_batch(BatchSpec([tokens], causal()), Topology((0,)), shape, DcpConfig(block_size=16)).rank(0)
+def _work(lengths: Sequence[int], shape: ModelShape) -> float:
+    """FLOPs of causal sequences, forward."""
+    return 4 * shape.head_dim * shape.heads * sum(n * (n + 1) / 2 for n in lengths)
+
+
+def _plan(lengths: Sequence[int], shape: ModelShape) -> RankPlan:
+    return plan_batch(BatchSpec(lengths, causal()), Topology((0,)), shape, DcpConfig(block_size=16)).rank(0)
 
 
 def _divided(plan: RankPlan, divisions: int) -> RankPlan:

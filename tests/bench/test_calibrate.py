@@ -42,7 +42,7 @@ def test_two_ranks(nodes: int) -> None:
     rate, latency = (rates.inter_bytes, rates.latency_s) if nodes == 2 else (rates.intra_bytes, rates.intra_latency_s)
     assert 1e6 < rate < 1e12 and 1e-6 < latency < 1
     assert 1e7 < rates.device_flops < 1e14
-    assert 0 <= rates.launch_s < 1 and 0 <= rates.call_s < 1
+    assert 0 <= rates.launch_s < 1 and 0 <= rates.call_s < 1 and 0 <= rates.row_s < 1e-2
     assert reports[0]["backward_over_forward"] > 0
 
 
