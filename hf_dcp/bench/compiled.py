@@ -1,11 +1,11 @@
 """Ahead-of-time compilation of every shipped kernel configuration, on machines without a GPU: registers, shared memory
-and spills as ptxas states them."""
+and spills of its cubin."""
 
 from __future__ import annotations
 
-import re
-import subprocess
-import tempfile
+import hashlib
+import inspect
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,22 +13,25 @@ from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from hf_dcp.runtime.kernels import tuning
+from hf_dcp.bench.cubin import Resources, resources_of
+from hf_dcp.runtime.kernels import triton_common, tuning
+from hf_dcp.runtime.kernels.triton import ROWS_PER_PROGRAM, power
 from hf_dcp.runtime.kernels.triton_dkv import dkv
 from hf_dcp.runtime.kernels.triton_dq import dq
 from hf_dcp.runtime.kernels.triton_forward import forward
+from hf_dcp.runtime.kernels.triton_merge import finish_rows, merge_rows
 
-KERNELS = {"forward": forward, "dq": dq, "dkv": dkv}
+TILE_KERNELS = {"forward": forward, "dq": dq, "dkv": dkv}
+ROW_KERNELS = {"merge": merge_rows, "finish": finish_rows}
+KERNELS = TILE_KERNELS | ROW_KERNELS
 CAPABILITIES = (80, 90, 100)
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Bytes of shared memory that one block can have."""
 INPUTS = ("q_", "g_", "k_", "v_")
 """Tensors of the model's type; the others that hold numbers are fp32."""
-WHOLE = ("blocks", "entries", "ranges", "num_local", "kv_heads", "h")
 
 
 @dataclass(frozen=True)
@@ -44,32 +47,77 @@ class Variant:
 
     @property
     def name(self) -> str:
-        extra = f", pack {self.pack}" + (f", {self.dtype}" if self.dtype != "bf16" else "") + ", softcap" * self.capped
+        packed = f", pack {self.pack}" * (self.kernel in TILE_KERNELS)
+        extra = packed + (f", {self.dtype}" if self.dtype != "bf16" else "") + ", softcap" * self.capped
         return f"{self.kernel} D{self.head_dim} {self.shape}{extra}"
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """What the kernel is compiled for, as `hf_dcp.runtime.kernels.triton.TritonKernel` passes it."""
+        if self.kernel in ROW_KERNELS:
+            rows = {"N": self.shape.rows, "D": self.head_dim, "DP": power(self.head_dim)}
+            return {"SINKS": True, **rows} if self.kernel == "finish" else rows
+        config = tuning.Config(self.shape, self.pack)
+        first, second = tuning.head_parts(self.head_dim)
+        return {
+            "PACK": config.pack, "T": config.tokens, "BM": config.rows, "BN": config.columns, "D1": first, "D2": second,
+            "UNIT": 8, "CAPPED": self.capped, "EXACT": False,
+        }  # fmt: skip
+
+    @property
+    def source(self) -> ASTSource:
+        constants, arguments = self.constants, KERNELS[self.kernel].arg_names
+        signature = {n: "constexpr" if n in constants else _type(n, self.dtype) for n in arguments}
+        aligned = {
+            (i,): [["tt.divisibility", 16]] for i, n in enumerate(arguments) if n not in constants and _aligned(n)
+        }
+        return ASTSource(KERNELS[self.kernel], signature, constexprs=constants, attrs=aligned)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"num_warps": self.shape.warps, "num_stages": self.shape.stages, "enable_fp_fusion": True}
+
+    @property
+    def digest(self) -> str:
+        """Of all that decides what compilation gives, but for the versions of the compilers: 16 hexadecimal digits."""
+        source = self.source
+        said = json.dumps([source.signature, sorted(self.constants.items()), sorted(source.attrs), self.options])
+        text = said.encode() + b"".join(path.read_bytes() for path in sources(self.kernel))
+        return hashlib.sha256(text).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What compilation says of a variant."""
+    """What a variant needs: see `hf_dcp.bench.cubin.Resources`; ``shared`` in bytes.
 
-    variant: Variant
+    ``variant`` is its name, ``digest`` what it was compiled from.
+    """
+
+    variant: str
     capability: int
+    digest: str
     registers: int
     shared: int
-    spill_stores: int
-    spill_loads: int
+    spilled: int
+    spilled_in_loops: int
 
-    def row(self) -> dict[str, Any]:
-        return {**asdict(self), "variant": self.variant.name}
+    @property
+    def name(self) -> str:
+        return f"{self.variant} on sm_{self.capability}"
+
+
+def sources(kernel: str) -> list[Path]:
+    """The files that a kernel is written in."""
+    return [Path(inspect.getfile(code)) for code in (triton_common, KERNELS[kernel].fn)]
 
 
 def variants(full: bool = True) -> Iterator[Variant]:
-    """Every shape that is shipped, for every head dim, and other packings, types and features of head dim 128.
+    """Every shape that is shipped, for every head dim; and what else models of head dims 128 and 256 need.
 
     Args:
         full: or else the default shapes for the head dims 64 and 128 alone.
     """
-    for kernel in KERNELS:
+    for kernel in TILE_KERNELS:
         for head_dim in HEAD_DIMS if full else (64, 128):
             shapes = tuning.shapes(kernel, head_dim)
             yield from (Variant(kernel, head_dim, shape) for shape in (shapes if full else shapes[:1]))
@@ -77,34 +125,26 @@ def variants(full: bool = True) -> Iterator[Variant]:
             default = tuning.shapes(kernel, 128)[0]
             yield from (Variant(kernel, 128, default, pack=pack) for pack in (1, 7))
             yield Variant(kernel, 128, default, dtype="fp16")
-            yield Variant(kernel, 128, default, capped=True)
+            yield from (Variant(kernel, dim, tuning.shapes(kernel, dim)[0], capped=True) for dim in (128, 256))
+    for kernel in ROW_KERNELS:
+        for head_dim in HEAD_DIMS if full else (64, 128):
+            yield Variant(kernel, head_dim, tuning.Shape(ROWS_PER_PROGRAM, power(head_dim), 4, 3))
 
 
 def compile_variant(variant: Variant, capability: int) -> Compiled:
-    """Compile to a cubin, and ask ptxas what it needed."""
-    kernel = KERNELS[variant.kernel]
-    config = tuning.Config(variant.shape, variant.pack)
-    first, second = tuning.head_parts(variant.head_dim)
-    constants = {
-        "PACK": config.pack, "T": config.tokens, "BM": config.rows, "BN": config.columns, "D1": first, "D2": second,
-        "UNIT": 8, "CAPPED": variant.capped, "EXACT": False,
-    }  # fmt: skip
-    signature = {name: _type(name, variant.dtype) for name in kernel.arg_names if name not in constants}
-    signature |= dict.fromkeys(constants, "constexpr")
-    attributes = {
-        (i,): [["tt.divisibility", 16]]
-        for i, name in enumerate(kernel.arg_names)
-        if name not in constants and _aligned(name)
-    }
-    source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
-    options = {"num_warps": config.warps, "num_stages": config.stages, "enable_fp_fusion": True}
-    binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    return Compiled(variant, capability, *_resources(binary.asm["ptx"], capability, binary.metadata.shared))
+    """Compile to a cubin, and see what it needs."""
+    binary = triton.compile(variant.source, target=GPUTarget("cuda", capability, 32), options=variant.options)
+    needs: Resources = resources_of(binary.asm["cubin"])
+    return Compiled(variant.name, capability, variant.digest, shared=binary.metadata.shared, **asdict(needs))
 
 
 def _type(name: str, dtype: str) -> str:
-    if name.endswith("_table") or name in WHOLE[:3]:
+    if name.endswith("_table") or name in ("blocks", "entries", "ranges", "rows"):
         return "*i32"
+    if name in ("part", "sinks", "result"):
+        return f"*{dtype}"
+    if name in ("out", "lse", "part_lse"):
+        return "*fp32"
     if name.endswith(("_local", "_remote")) and name != "num_local":
         return f"*{dtype}" if name.startswith(INPUTS) else "*fp32"
     return "fp32" if name in ("scale", "softcap") else "i32"
@@ -112,46 +152,39 @@ def _type(name: str, dtype: str) -> str:
 
 def _aligned(name: str) -> bool:
     """Whether the launcher finds an argument to be a multiple of 16: pointers, and strides."""
-    return name not in ("num_local", "kv_heads", "h", "scale", "softcap") and not name.startswith(("lse_", "delta_"))
+    numbers = ("num_local", "kv_heads", "heads", "h", "count", "scale", "softcap")
+    return name not in numbers and not name.startswith(("lse_", "delta_"))
 
 
-def _resources(ptx: str, capability: int, shared: int) -> tuple[int, int, int, int]:
-    """(registers, bytes of shared memory, bytes of spill stores, of spill loads)."""
-    ptxas = get_ptxas(capability)
-    architecture = f"sm_{capability}" + ("a" if capability >= 90 else "")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.ptx"
-        path.write_text(ptx)
-        command = [ptxas.path, "-v", f"--gpu-name={architecture}", str(path), "-o", str(path.with_suffix(".cubin"))]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    registers = re.search(r"Used (\d+) registers", said)
-    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
-    assert registers and spills, said
-    return int(registers[1]), shared, int(spills[1]), int(spills[2])
-
-
+ONCE = "stored before the loops and loaded after them, once for a program"
 ALLOWED_SPILLS: dict[tuple[str, int], str] = {
-    (
-        "forward D128 128x64, 8 warps, 2 stages, pack 4",
-        80,
-    ): "12 bytes; tiles of half the size spill none, and load K and V twice",
+    **{
+        (
+            f"forward D128 128x64, 8 warps, 2 stages, pack 4{feature}",
+            80,
+        ): f"{ONCE}; 128x32 would spill nothing, and take twice the steps"
+        for feature in ("", ", fp16", ", softcap")
+    },
+    ("dq D256 32x32, 8 warps, 1 stages, pack 4, softcap", 80): f"{ONCE}; with the 128 registers that it keeps to, two "
+    "programs fit on a multiprocessor",
 }
-"""Spills that are known, by (variant, capability), each with its reason."""
+"""Spills that are known, by (variant, capability), each with its reason. None of them may be in a loop."""
 
 
 def compile_all(full: bool = True, capabilities: Sequence[int] = CAPABILITIES) -> dict[str, Any]:
     """Compile everything: {"compiled": [...], "problems": [...], "ok": bool}."""
     compiled = [compile_variant(v, capability) for v in variants(full) for capability in capabilities]
     problems = [text for one in compiled for text in problems_of(one)]
-    return {"compiled": [one.row() for one in compiled], "problems": problems, "ok": not problems}
+    return {"compiled": [asdict(one) for one in compiled], "problems": problems, "ok": not problems}
 
 
 def problems_of(one: Compiled) -> list[str]:
-    """What is wrong with a compiled variant: unlisted spills, too much shared memory."""
+    """What is wrong with a compiled variant: unlisted spills, spills in a loop, too much shared memory."""
     found = []
-    name = f"{one.variant.name} on sm_{one.capability}"
-    if one.spill_stores and (one.variant.name, one.capability) not in ALLOWED_SPILLS:
-        found.append(f"{name} spills {one.spill_stores} bytes, and ALLOWED_SPILLS gives no reason for it")
+    if one.spilled and (one.variant, one.capability) not in ALLOWED_SPILLS:
+        found.append(f"{one.name} spills {one.spilled} bytes, and ALLOWED_SPILLS gives no reason for it")
+    if one.spilled_in_loops:
+        found.append(f"{one.name} stores or loads spilled registers {one.spilled_in_loops} times in loops")
     if one.shared > SHARED[one.capability]:
-        found.append(f"{name} wants {one.shared} bytes of shared memory, and has {SHARED[one.capability]}")
+        found.append(f"{one.name} wants {one.shared} bytes of shared memory, and has {SHARED[one.capability]}")
     return found

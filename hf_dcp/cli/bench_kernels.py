@@ -101,7 +101,7 @@ def _print(report: dict[str, Any]) -> None:
 def _print_compiled(report: dict[str, Any]) -> None:
     print("| kernel | GPU | registers | shared memory, bytes | spilled, bytes |\n|---|---|---|---|---|")
     for row in report["compiled"]:
-        spilled = row["spill_stores"]
-        print(f"| {row['variant']} | sm_{row['capability']} | {row['registers']} | {row['shared']:,} | {spilled} |")
+        name = f"{row['variant']} | sm_{row['capability']}"
+        print(f"| {name} | {row['registers']} | {row['shared']:,} | {row['spilled']} |")
     for text in report["problems"]:
         print(text)
