@@ -274,13 +274,12 @@ def _cuts(done, there, near, early, phases, most):
 @nb.njit(cache=True)
 def _fits(done, there, early, phases, late, most, ends):
     """Whether divisions of at most ``most`` seconds, which begin at most ``late``, can hold all units; their ends."""
-    at, before = 0, 0.0
+    at, before, local = 0, 0.0, np.searchsorted(early, 1)
     for c in range(len(phases)):
         begin = at
-        while at < len(done) and early[at] <= phases[c] and (early[at] == 0 or there[at] <= before + late):
-            if done[at] - before > most and at > begin:
-                break
-            at += 1
+        at = min(np.searchsorted(early, phases[c] + 1), max(local, np.searchsorted(there, before + late, side="right")))
+        at = max(min(at, max(begin + 1, np.searchsorted(done, before + most, side="right"))), begin)
+        at = min(at, len(done))
         before = done[at - 1] if at > 0 else 0.0
         ends[c] = at
     return at == len(done)

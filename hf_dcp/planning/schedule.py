@@ -16,7 +16,7 @@ from hf_dcp.planning.plan import PASSES, RankPlan, WindowPlan
 from hf_dcp.planning.problem import costed_passes
 from hf_dcp.planning.simulate import unit_flops
 from hf_dcp.planning.tiles import Blocks, Tiles
-from hf_dcp.planning.timeline import Links, Side, exchange_numbers, predict
+from hf_dcp.planning.timeline import RELAYED, Links, Side, exchange_numbers, predict
 from hf_dcp.planning.uses import LocalRows, Uses, find_uses, remote_rows, token_runs
 
 TRIED = (
@@ -30,8 +30,8 @@ TRIED = (
 """How divisions are cut, for so many of them and for more."""
 CLOSE = 1.02
 """Fewer divisions are taken if they lose at most so many times what the best lose."""
-MOST_EFFORT = 300_000
-"""Plans with more atoms of tiles than this are scheduled without trials."""
+MOST_EFFORT, PAIR_EFFORT = 100_000, 8
+"""Plans with more atoms of tiles than this, a pair of devices being as much work as so many, are scheduled without trials."""
 
 
 def make_rank_plans(
@@ -173,9 +173,12 @@ class _Scheduler:
     def _trials(self) -> list[Trial]:
         if not any(len(count) for count in self.counts):
             return [Trial(1)]
-        effort = sum(len(side.atom) for side in self.sides) * self.tile_device.shape[1] + self.topology.world_size**2
+        effort = sum(len(side.atom) for side in self.sides) * self.tile_device.shape[1]
+        effort += PAIR_EFFORT * self.topology.world_size**2
         most = self.config.divisions
         if effort > MOST_EFFORT:
-            return [Trial(most)]
-        more = [(n, one) for n in range(2, most + 1) for one in TRIED if n >= one.divisions]
+            return [Trial(most, first=int(most > 2))]
+        relayed = any(np.any(side.kind == RELAYED) for side in self.sides)
+        tried = [one for one in TRIED if relayed or not one.gap]
+        more = [(n, one) for n in range(2, most + 1) for one in tried if n >= one.divisions]
         return [Trial(1), *(one._replace(divisions=n) for n, one in more)]

@@ -18,6 +18,8 @@ UNITS, UNITS_ALONE, UNITS_PER_BLOCK = 2000, 600, 8
 this many for every block."""
 PARTS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 """Into how many blocks a device's mean tokens may be cut."""
+MANY_DEVICES = 128
+"""More devices than this may get one block each: tiles grow with the square of blocks."""
 MOST_GROUPS, MOST_GROUPS_SHARED = 16, 4
 """Most head groups; and where several query heads share a KV head, so that Q is heavy, and lengths are mixed."""
 SLOT_SHARE = 0.9
@@ -65,15 +67,16 @@ def choose_layout(batch: BatchSpec, topology: Topology, shape: ModelShape, confi
     groups = head_groups(batch, shape, config)
     if config.block_size != "auto":
         return Layout(config.block_size, groups)
-    outline = Outline(batch, config.token_tolerance)
+    outline = Outline(batch, config.token_tolerance, topology.world_size)
     return Layout(outline.cut(outline.sizes(topology, groups, config)[0]), groups)
 
 
 class Outline:
     """What is known of a batch without tiles: segments of its sequences, and how many tiles a block size would make."""
 
-    def __init__(self, batch: BatchSpec, tolerance: float) -> None:
+    def __init__(self, batch: BatchSpec, tolerance: float, devices: int) -> None:
         self.batch, self.tolerance = batch, tolerance
+        self.many = devices > MANY_DEVICES
         known: dict[int, np.ndarray] = {}
         for ranges in batch.ranges:
             if id(ranges) not in known:  # equal sequences share one array
@@ -122,7 +125,7 @@ class Outline:
     def sizes(self, topology: Topology, groups: int, config: DcpConfig) -> list[int]:
         """Block sizes to try, the best first: small as the number of tiles permits, and such that tokens can be even."""
         mean = self.batch.num_tokens / topology.world_size
-        sizes = [max(1, round(mean / parts)) for parts in PARTS]
+        sizes = [max(1, round(mean / parts)) for parts in ((1, *PARTS) if self.many else PARTS)]
         chosen = 0
         while chosen + 1 < len(sizes) and self._few_tiles(sizes[chosen + 1], groups):
             chosen += 1

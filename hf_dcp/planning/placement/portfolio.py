@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from hf_dcp.config import DcpConfig
 from hf_dcp.planning.batch import BatchSpec, ModelShape, Topology
 from hf_dcp.planning.limits import deal_by_node, deal_evenly, limits_nodes
 from hf_dcp.planning.objective import Score, evaluate
-from hf_dcp.planning.placement.auto import Outline, head_groups
+from hf_dcp.planning.placement.auto import MANY_DEVICES, Outline, head_groups
 from hf_dcp.planning.placement.chunks import cheapest_chunks, longest_chunks
 from hf_dcp.planning.placement.copies import Copies, find_copies
 from hf_dcp.planning.placement.named import solver_placement, static_placement
@@ -35,6 +35,9 @@ from hf_dcp.planning.tiles import make_blocks, make_tiles
 
 REPAIRS, REPAIR_EFFORT = 4, 300_000
 """What is above a limit at the end is worked on this often."""
+MORE, PENALTY, FLOOR = 2, 4.0, 0.3
+"""For more than `MANY_DEVICES` devices, searches for mixed lengths have this many times the effort, times devices over that.
+Rows have many users there, so that limits press harder, by devices over that squared, and from the beginning."""
 SMALL = 1500
 """A single sequence with at most so many tiles times head groups is a small problem."""
 APART = 4.0
@@ -104,7 +107,7 @@ def _search(batch: BatchSpec, topology: Topology, shape: ModelShape, config: Dcp
     if config.block_size != "auto":
         problem = _problem(batch, topology, shape, config, config.block_size, groups)
         return Solution(problem, *place(problem, config))
-    outline = Outline(batch, config.token_tolerance)
+    outline = Outline(batch, config.token_tolerance, topology.world_size)
     if config.placement == "auto":
         coarse = max(1, batch.num_tokens // topology.world_size)
         problem = _problem(batch, topology, shape, config, outline.cut(coarse), groups)
@@ -195,33 +198,40 @@ def place(problem: Problem, config: DcpConfig) -> tuple[Placement, Score]:
         seeds.append(("contiguous", contiguous(problem, graph)))
     alone = len(problem.batch.lengths) == 1
     schedule = MIXED if not alone else SMALL_ALONE if problem.num_tiles * problem.head_groups <= SMALL else ALONE
+    times = 1
+    if problem.world_size > MANY_DEVICES:
+        times = 1 if alone else problem.world_size // MANY_DEVICES * MORE
+        schedule = replace(schedule, floor=max(schedule.floor, FLOOR))
+        graph = make_graph(problem, PENALTY * problem.world_size**2 / MANY_DEVICES**2)
     apart = graph._replace(node_cost=graph.node_cost * APART) if on_nodes[0].key == (False, 0.0) else graph
-    name, state, seed = _refined(apart, seeds, schedule, config.seed * 1000)
-    _repair(problem, graph, state, seed)
+    name, state, seed = _refined(apart, seeds, schedule, config.seed * 1000, times)
+    _repair(problem, graph, state, seed, times)
     return min(found, _scored(problem, name, state.owner, state.unit), key=lambda pair: pair[1].key)
 
 
-def _refined(graph: Graph, seeds: list[tuple[str, Seed]], schedule: Schedule, first: int) -> tuple[str, State, int]:
+def _refined(
+    graph: Graph, seeds: list[tuple[str, Seed]], schedule: Schedule, first: int, times: int
+) -> tuple[str, State, int]:
     """The best that a schedule finds from these seeds: (name of the seed, placement, random seed of its refinement)."""
     starts = [(name, seed, warmth) for warmth in schedule.warmth for name, seed in seeds]
     trials = [(name, make_state(graph, *seed), first + i, warmth) for i, (name, seed, warmth) in enumerate(starts)]
     for keep, effort, cooler, patience in schedule.rounds:
         ranked = []
         for name, state, seed, warmth in trials:
-            refine(graph, state, effort, seed, cooler * warmth, patience=patience, floor=schedule.floor)
+            refine(graph, state, times * effort, seed, cooler * warmth, patience=patience, floor=schedule.floor)
             ranked.append((cost_of(graph, state) + penalty_of(graph, state), (name, state, seed, warmth)))
         ranked.sort(key=lambda trial: trial[0])
         trials = [trial for _, trial in ranked[:keep]]
     return trials[0][:3]
 
 
-def _repair(problem: Problem, graph: Graph, state: State, seed: int) -> None:
+def _repair(problem: Problem, graph: Graph, state: State, seed: int, times: int) -> None:
     """Bring a placement inside the limits: by refinement where that does it, else by dealing pieces evenly."""
     strict = make_graph(problem, penalty=100.0)
     for repair in range(REPAIRS):
         if within_limits(problem, state):
             return
-        refine(strict, state, REPAIR_EFFORT, seed + repair + 1, patience=0.5)
+        refine(strict, state, times * REPAIR_EFFORT, seed + repair + 1, patience=0.5)
     if within_limits(problem, state):
         return
     owner, unit, limits = state.owner, state.unit, problem.limits
@@ -233,7 +243,7 @@ def _repair(problem: Problem, graph: Graph, state: State, seed: int) -> None:
         else:
             unit = deal_evenly(problem.tile_work, problem.head_groups, problem.world_size)
     dealt_out = make_state(graph, owner, unit)
-    refine(strict, dealt_out, REPAIR_EFFORT, seed)
+    refine(strict, dealt_out, times * REPAIR_EFFORT, seed)
     if not within_limits(problem, dealt_out):
         dealt_out = make_state(graph, owner, unit)
     for kept, new in zip(state, dealt_out, strict=True):
