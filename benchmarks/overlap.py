@@ -4,7 +4,8 @@
     benchmarks/netcluster 2 1 100 -- python benchmarks/overlap.py
 
 For every batch the step is compared with its bound: 1.15 x compute alone + what the plan leaves uncovered (exchanges
-with no compute between their start and their end), each measured alone in the same rounds.
+with no compute between their start and their end), each measured alone in the same rounds. Behind it, where a step's time
+went, on average over the ranks: attention, waiting for exchanges, reduction, and all else.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from hf_dcp.bench.batches import with_mask
 from hf_dcp.bench.contestants import exchange_only, make_contestants, uncovered
 from hf_dcp.bench.group import Group
 from hf_dcp.bench.measure import collect, measure
+from hf_dcp.bench.spans import PARTS
 from hf_dcp.config import DcpConfig
 from hf_dcp.planning.batch import ModelShape
 from hf_dcp.planning.plan import PASSES
@@ -65,8 +67,9 @@ def one(lengths: list[int], mask: str, repeats: int, group: Group) -> dict:
         name: sum(report[which][name] for which in PASSES)
         for name in ("seconds", "compute_s", "exchange_s", "uncovered_s")
     }
+    parts = {name: sum(report[which]["decomposition"][name] for which in PASSES) for name in PARTS}
     bound = SHARE * totals["compute_s"] + totals["uncovered_s"]
-    return {"lengths": lengths, "mask": mask, **totals, "bound_s": bound, "passes": report}
+    return {"lengths": lengths, "mask": mask, **totals, "bound_s": bound, "parts": parts, "passes": report}
 
 
 def print_row(row: dict) -> None:
@@ -74,7 +77,8 @@ def print_row(row: dict) -> None:
     verdict = "hidden" if row["seconds"] <= row["bound_s"] else "over"
     if row["compute_s"] < row["exchange_s"]:
         verdict = "exchange is longer than compute"
-    print(f"{row['mask']:14} {row['lengths']!s:20} {times}  {verdict}", flush=True)
+    parts = " ".join(f"{row['parts'][name]:.3f}" for name in PARTS)
+    print(f"{row['mask']:14} {row['lengths']!s:20} {times}  {verdict:6} ({parts})", flush=True)
 
 
 if __name__ == "__main__":

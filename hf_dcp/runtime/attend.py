@@ -27,11 +27,13 @@ class Kernel:
     masks: MaskCache
 
     def forward(self, call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Partial (out [heads, rows, D], lse [heads, rows]) of the call's columns."""
+        """Partial (out [n, heads, rows, D], lse [n, heads, rows]) of the call's columns, n equal calls at once."""
         mask, causal = self.masks.get(call.mask), call.kind == Kind.CAUSAL
         if self.softcap is None:
             return aten.forward(q, k, v, scale=self.scale, causal=causal, mask=mask)
-        return dense.forward(q, k, v, scale=self.scale, softcap=self.softcap, causal=causal, mask=mask)
+        flat = (x.flatten(0, 1) for x in (q, k, v))
+        out, lse = dense.forward(*flat, scale=self.scale, softcap=self.softcap, causal=causal, mask=mask)
+        return out.view(q.shape), lse.view(q.shape[:-1])
 
     def receive(self, message: PreparedMessage, tensors: dict[str, Rows]) -> None:
         """Backward inputs have arrived: make what stands in for the output, which doesn't travel."""
@@ -51,6 +53,7 @@ class Kernel:
         mask, causal = self.masks.get(call.mask), call.kind == Kind.CAUSAL
         if self.softcap is None:
             return aten.backward(grad, q, k, v, out, lse, scale=self.scale, causal=causal, mask=mask)
-        return dense.backward(
-            grad, q, k, v, delta, lse, scale=self.scale, softcap=self.softcap, causal=causal, mask=mask
-        )
+        flat = (x.flatten(0, 1) for x in (grad, q, k, v, delta, lse))
+        grads = dense.backward(*flat, scale=self.scale, softcap=self.softcap, causal=causal, mask=mask)
+        dq, dk, dv = (x.view(like.shape) for x, like in zip(grads, (q, k, v)))
+        return dq, dk, dv

@@ -13,21 +13,26 @@ that the place ``num_local`` is never used and local and remote rows are never n
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
 
 from hf_dcp.planning.plan import Item, RankPlan, Slice, WindowPlan
-from hf_dcp.runtime.intervals import merge, subtract, union, width
+from hf_dcp.runtime.intervals import merge, union, width
 from hf_dcp.runtime.pieces import R0, R1, look_at, middle, triangle
 
-CALL_COST = 470_000
-"""What a further kernel call costs, in (attended elements x heads x head dim); measured on one core."""
-SPLIT_GAIN = 5
-"""A node is split where its masked waste exceeds so many calls; at 128 rows both choices cost the same."""
-MIN_COLUMNS = 16
-"""Columns that are worth a call of their own before a node is split."""
+CALL_COST = 100_000
+"""What a further kernel call costs, in (attended elements x heads x head dim), where equal ones are made at once; this and
+the next three were chosen by measurement on one core."""
+ROW_COST = 16
+"""What a row of a call costs beside its elements (merging), in elements."""
+COLUMN_COST = 24
+"""What a column of a call costs beside its elements (gathering, adding of gradients), in elements x heads per KV head."""
+WORTH = 6
+"""Columns that all rows of a node attend to get a call of their own where they have so many times its cost."""
+JOINED_ROWS = 512
+"""Equal calls are made at once up to so many rows in all, so that what they read and write stays in the cache."""
 MIN_ROWS = 32
 """Rows of the smallest node: below, the kernel's own blocking makes smaller calls no cheaper."""
 
@@ -63,24 +68,44 @@ class MaskSpec:
 
 @dataclass(frozen=True)
 class Call:
-    """One kernel call: rows [q_begin, q_end) of a head group against the KV columns of ``kv``, all in places."""
+    """One kernel call: rows [q_begin, q_end) of a head group against the KV columns of ``kv``, all in places.
+
+    With ``count`` above 1, it is so many equal ones: rows are ``q_step`` places further every time, and every interval of
+    columns its own step of ``kv_steps``: as far as the rows, or 0.
+    """
 
     group: int
     q: tuple[int, int]
     kv: tuple[tuple[int, int], ...]
     kind: Kind
     mask: MaskSpec | None = None
+    count: int = 1
+    q_step: int = 0
+    kv_steps: tuple[int, ...] = ()
+
+    def columns(self) -> Iterator[tuple[tuple[int, int], int]]:
+        """Every interval of columns with its step."""
+        return zip(self.kv, self.kv_steps or (0,) * len(self.kv))
+
+    def single(self) -> Iterator[Call]:
+        """The equal calls that this one stands for, one by one."""
+        for n in range(self.count):
+            q = (self.q[0] + n * self.q_step, self.q[1] + n * self.q_step)
+            kv = tuple((begin + n * step, end + n * step) for (begin, end), step in self.columns())
+            yield Call(self.group, q, kv, self.kind, self.mask)
 
 
 def build_calls(plan: RankPlan, part: WindowPlan, order: np.ndarray) -> list[Call]:
     """The kernel calls for the items ``order`` (indices) of one window: every element of them exactly once."""
     calls: list[Call] = []
-    cost = max(1, CALL_COST // (plan.shape.head_dim * (plan.shape.heads // plan.head_groups)))
+    shape = plan.shape
+    cost = max(1, CALL_COST // (shape.head_dim * (shape.heads // plan.head_groups)))
+    column_cost = max(1, COLUMN_COST * shape.kv_heads // shape.heads)
     for group, pieces in pieces_by_group(plan, part, np.asarray(order, np.int64)):
         for begin, end in merge(pieces[:, :2]).tolist():
             inside = pieces[(pieces[:, R0] >= begin) & (pieces[:, R1] <= end)]
-            calls.extend(_Splitter(group, cost).split(inside, begin, end, np.zeros((0, 2), np.int64)))
-    return calls
+            calls.extend(_Splitter(group, cost, column_cost).split(inside, begin, end, np.zeros((0, 2), np.int64)))
+    return _joined(calls, plan.num_local)
 
 
 def pieces_by_group(plan: RankPlan, part: WindowPlan, order: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
@@ -135,39 +160,37 @@ def places_of(plan: RankPlan, remote: np.ndarray, slots: np.ndarray) -> tuple[np
 
 
 class _Splitter:
-    """Walks down the rows of one head group; ``cost`` is a call's cost in attended elements."""
+    """Walks down the rows of one head group; costs are in attended elements."""
 
-    def __init__(self, group: int, cost: int) -> None:
-        self.group, self.cost = group, cost
+    def __init__(self, group: int, cost: int, column_cost: int) -> None:
+        self.group, self.cost, self.column_cost = group, cost, column_cost
 
     def split(self, pieces: np.ndarray, begin: int, end: int, done: np.ndarray) -> Iterator[Call]:
         """Calls for rows [begin, end) of the pieces, without the columns ``done``, which an ancestor has emitted."""
-        cut, common, rest, cheap = look_at(pieces, begin, end, done, SPLIT_GAIN * self.cost)
+        cut, common, rest, cheap = look_at(pieces, begin, end, done, self.cost, self.column_cost)
         if not len(cut):
             return
-        rows = end - begin
-        if cheap or rows <= MIN_ROWS:
+        if cheap or end - begin <= MIN_ROWS:
             yield from self._leaf(cut, begin, end, common, rest)
             return
         half = middle(cut, begin, end)
-        if width(common) >= MIN_COLUMNS and rows * width(common) >= 2 * self.cost:
+        if self._worth(end - begin, width(common)):
             yield self._call(begin, end, common, Kind.FULL)
             done = union(done, common)
         yield from self.split(cut, begin, half, done)
         yield from self.split(cut, half, end, done)
 
+    def _worth(self, rows: int, columns: int) -> bool:
+        """Whether these columns, which all rows attend to, get a call of their own."""
+        return rows * columns > WORTH * (self.cost + ROW_COST * rows + self.column_cost * columns)
+
     def _leaf(self, cut: np.ndarray, begin: int, end: int, common: np.ndarray, rest: np.ndarray) -> Iterator[Call]:
+        if len(rest) and len(common) and not self._worth(end - begin, width(common)):
+            common, rest = common[:0], union(common, rest)
         first, column = triangle(cut, rest, begin, end)
         if first >= 0:
-            if first == begin + 1 and (common[:, 1] == column).any():
-                # The column before is still to do, for all rows: taken in, it makes the triangle as large as the node.
-                first, column = begin, column - 1
-                common = subtract(common, np.array([[column, column + 1]]))
-            triangular = np.array([[column, column + end - first]])
-            yield self._call(first, end, triangular, Kind.CAUSAL)
+            yield self._call(first, end, np.array([[column, column + end - first]]), Kind.CAUSAL)
         elif len(rest):
-            if (end - begin) * width(common) < 2 * self.cost:
-                common, rest = common[:0], union(common, rest)
             yield self._call(begin, end, rest, Kind.MASKED, _mask_spec(cut, begin, end, rest))
         if len(common):
             yield self._call(begin, end, common, Kind.FULL)
@@ -193,3 +216,30 @@ def _mask_spec(p: np.ndarray, begin: int, end: int, columns: np.ndarray) -> Mask
                 found.append((r0 - begin, r1 - begin, lo, hi, lo_slope, hi_slope, c0, c1))
         offset += last - first
     return MaskSpec(end - begin, offset, tuple(found))
+
+
+def _joined(calls: list[Call], num_local: int) -> list[Call]:
+    """Equal calls at equal distances as one."""
+    joined: list[Call] = []
+    latest: dict[tuple, int] = {}
+    for call in calls:
+        sides = tuple((end - begin, begin < num_local) for begin, end in (call.q, *call.kv))
+        key = (call.group, call.kind, call.mask, sides)
+        longer = _continued(joined[latest[key]], call) if key in latest else None
+        if longer is None:
+            latest[key] = len(joined)
+            joined.append(call)
+        else:
+            joined[latest[key]] = longer
+    return joined
+
+
+def _continued(run: Call, call: Call) -> Call | None:
+    """The run with one more call, None if the call doesn't continue it."""
+    rows, past = call.q[1] - call.q[0], run.count - 1
+    step = call.q[0] - run.q[0] - past * run.q_step
+    steps = tuple(new - old - past * s for (new, _), ((old, _), s) in zip(call.kv, run.columns()))
+    fits = step >= rows and set(steps) <= {0, step} if past == 0 else (step, steps) == (run.q_step, run.kv_steps)
+    if not fits or (run.count + 1) * rows > JOINED_ROWS:
+        return None
+    return replace(run, count=run.count + 1, q_step=step, kv_steps=steps)

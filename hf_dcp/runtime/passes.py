@@ -185,9 +185,9 @@ class Forward(_Run):
     def attend(self, division: int) -> None:
         q, k, v, out, lse = (self.tensors[name] for name in ("q", "k", "v", "out", "lse"))
         for call in self.prepared.calls[division]:
-            g, rows = call.group, call.q
-            part, part_lse = self.kernel.forward(call, q.at(g, *rows), k.gather(g, call.kv), v.gather(g, call.kv))
-            merge(out.at(g, *rows), lse.at(g, *rows), part, part_lse)
+            rows = (call.group, call.q, call.count, call.q_step)
+            part, part_lse = self.kernel.forward(call, q.repeated(*rows), k.gather(call), v.gather(call))
+            merge(out.repeated(*rows), lse.repeated(*rows), part, part_lse)
 
     def reduce(self, exchange: int) -> None:
         out, lse = self.tensors["out"], self.tensors["lse"]
@@ -271,16 +271,12 @@ class Backward(_Run):
         q, k, v = (self.tensors[name] for name in ("q", "k", "v"))
         per_row = [self.tensors[name] for name in ("grad", "out", "delta", "lse")]
         for call in self.prepared.calls[division]:
-            g = call.group
-            columns = k.gather(g, call.kv), v.gather(g, call.kv)
-            row_views = [rows.at(g, *call.q) for rows in per_row]
-            dq, dk, dv = self.kernel.backward(call, q.at(g, *call.q), *columns, *row_views)
-            self.tensors["dq"].at(g, *call.q).add_(dq)
-            for name, gradient in (("dk", dk), ("dv", dv)):
-                first = 0
-                for begin, end in call.kv:
-                    self.tensors[name].at(g, begin, end).add_(gradient[:, first : first + end - begin])
-                    first += end - begin
+            rows = (call.group, call.q, call.count, call.q_step)
+            row_views = [one.repeated(*rows) for one in per_row]
+            dq, dk, dv = self.kernel.backward(call, q.repeated(*rows), k.gather(call), v.gather(call), *row_views)
+            self.tensors["dq"].repeated(*rows).add_(dq)
+            self.tensors["dk"].scatter_add(call, dk)
+            self.tensors["dv"].scatter_add(call, dv)
 
     def reduce(self, exchange: int) -> None:
         for message, buffer in self.received.pop(exchange, []):

@@ -19,16 +19,16 @@ SAMPLES = 64
 
 @nb.njit(cache=True)
 def look_at(
-    pieces: np.ndarray, begin: int, end: int, done: np.ndarray, allowed: int
+    pieces: np.ndarray, begin: int, end: int, done: np.ndarray, call_cost: int, column_cost: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool]:
     """What rows [begin, end) attend to, but for the columns ``done``.
 
     Args:
-        allowed: elements without attention that a mask may cover.
+        call_cost, column_cost: what one more call costs, and each of its columns, in elements.
 
     Returns:
-        The pieces cut to these rows; the columns that all rows attend to; those that some attend to; whether computing
-        the latter under one mask wastes no more than ``allowed``.
+        The pieces cut to these rows; the columns that all rows attend to, but for the first of a diagonal; the others that
+        some attend to; whether to compute all under one mask: two halves, with one call more, would save half of its waste.
     """
     cut = cut_rows(pieces, begin, end)
     rows = end - begin
@@ -38,6 +38,7 @@ def look_at(
         bounds[i, 0], bounds[i, 1] = _lo(cut[i], 0), _hi(cut[i], cut[i, R1] - cut[i, R0] - 1)
     rest = subtract(subtract(merge(bounds), done), common)
     masked = rows * width(rest)
+    allowed = 2 * (call_cost + column_cost * (width(common) + width(rest)))
     return cut, common, rest, masked <= allowed or masked - _area(cut, rest) <= allowed
 
 
@@ -56,13 +57,16 @@ def cut_rows(pieces: np.ndarray, begin: int, end: int) -> np.ndarray:
 
 @nb.njit(cache=True)
 def middle(p: np.ndarray, begin: int, end: int) -> int:
-    """Where to halve the rows: at a bound of a piece if one is near the middle, the first of the nearest."""
-    half = (begin + end) // 2
+    """Where to divide rows: at a bound of a piece if one is near the middle, the first of the nearest; else behind the
+    largest power of two, so that parts, and what is computed of them, are often equal."""
+    half = begin + 1
+    while 2 * (half - begin) < end - begin:
+        half = begin + 2 * (half - begin)
     best, distance = half, (end - begin) // 4 + 1
     for i in range(len(p)):
         for bound in (p[i, R0], p[i, R1]):
             away = abs(bound - half)
-            if away < distance or (away == distance and bound < best and best != half):
+            if begin < bound < end and (away < distance or (away == distance and bound < best and best != half)):
                 best, distance = bound, away
     return best
 
@@ -103,12 +107,15 @@ def _hi(piece: np.ndarray, step: int) -> int:
 
 @nb.njit(cache=True)
 def _common(p: np.ndarray, rows: int) -> np.ndarray:
-    """Columns that all rows attend to: there the pieces' rows add up, since pieces are disjoint."""
+    """Columns that all rows attend to: there the pieces' rows add up, since pieces are disjoint.
+
+    The first element of a diagonal is left out: it belongs to the triangle beside it, which is then as large as the node.
+    """
     at, change = np.empty(2 * len(p), np.int64), np.empty(2 * len(p), np.int64)
     count = 0
     for i in range(len(p)):
         steps = p[i, R1] - p[i, R0]
-        lo, hi = _lo(p[i], steps - 1), _hi(p[i], 0)
+        lo, hi = _lo(p[i], steps - 1), _hi(p[i], -1 if steps > 1 else 0)
         if lo < hi:
             at[count], at[count + 1] = lo, hi
             change[count], change[count + 1] = steps, -steps

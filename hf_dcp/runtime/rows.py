@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hf_dcp.planning.plan import RankPlan
+from hf_dcp.runtime.calls import Call
 
 
 @dataclass
@@ -48,10 +49,33 @@ class Rows:
         shift = self.num_local + 1
         return self.remote[begin - shift : end - shift].transpose(0, 1)
 
-    def gather(self, group: int, places: tuple[tuple[int, int], ...]) -> Tensor:
-        """The rows at all these places, one after the other; a view if they are one interval."""
-        views = [self.at(group, begin, end) for begin, end in places]
-        return views[0] if len(views) == 1 else torch.cat(views, 1)
+    def repeated(self, group: int, places: tuple[int, int], count: int, step: int) -> Tensor:
+        """View of rows ``count`` times, ``step`` places further each time: [count, heads of a group, rows, ...]."""
+        once = self.at(group, *places)
+        if count == 1:
+            return once[None]
+        strides = (step * once.stride(1), *once.stride())
+        return once.as_strided((count, *once.shape), strides, once.storage_offset())
+
+    def gather(self, call: Call) -> Tensor:
+        """The rows at all columns of a call: [count, heads of a group, columns, ...]; a view if they are one interval."""
+        views = [self.repeated(call.group, one, call.count, step) for one, step in call.columns()]
+        return views[0] if len(views) == 1 else torch.cat(views, 2)
+
+    def scatter_add(self, call: Call, values: Tensor) -> None:
+        """Add ``values`` [count, heads of a group, columns, ...] to the rows at the columns of a call."""
+        first = 0
+        for (begin, end), step in call.columns():
+            part = values[:, :, first : first + end - begin]
+            first += end - begin
+            if step == 0:
+                self.at(call.group, begin, end).add_(part[0] if call.count == 1 else part.sum(0))
+                continue
+            turns = min(-(-(end - begin) // step), call.count)  # rows of one turn don't overlap
+            for n in range(turns):
+                own = part[n::turns]
+                places = (begin + n * step, end + n * step)
+                self.repeated(call.group, places, len(own), turns * step).add_(own)
 
     def flat(self) -> Tensor:
         """Local rows by slot: [num_local * groups, heads of a group, ...]; a view where strides allow."""

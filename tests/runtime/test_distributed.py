@@ -99,6 +99,7 @@ def negative_controls() -> dict[str, bool]:
     with pytest.MonkeyPatch.context() as patch:
         # Where all else is in an unmasked call, the last row of an upper triangle has nothing in the masked one.
         patch.setattr("hf_dcp.runtime.calls.CALL_COST", 1)
+        patch.setattr("hf_dcp.runtime.calls.WORTH", 0)
         triangles = replace(case, mask="full", window=40)
         verdicts["intact"] &= run_case(triangles, communicator, random_placement(3))["ok"]
         patch.setattr("hf_dcp.runtime.kernels.masks.MaskCache._build", build_without_empty_rows)

@@ -1,4 +1,4 @@
-"""The flash kernel of torch for CPUs over one rectangle of rows and columns.
+"""The flash kernel of torch for CPUs over rectangles of rows and columns, one or several of the same size.
 
 Facts that shape this file (torch 2.13): the kernel takes strided views and fewer KV than query heads, in both
 directions; it dies of a division by zero on empty inputs; a row without any attended column gets lse 0 instead of -inf;
@@ -22,17 +22,16 @@ def forward(
     """Attention of the rows over these columns alone.
 
     Args:
-        q: [heads, rows, D], k, v: [KV heads, columns, D]; rows and columns at least 1; fp32 or fp64.
+        q: [n, heads, rows, D], k, v: [n, KV heads, columns, D]; rows and columns at least 1; fp32 or fp64.
         causal: rows and columns are as many, and row i attends to columns 0 ... i.
 
     Returns:
-        out [heads, rows, D], normalised over these columns, and lse [heads, rows], -inf where a row attends to nothing.
+        out [n, heads, rows, D], normalised over these columns, and lse [n, heads, rows], -inf where a row attends to nothing.
     """
     additive = None if mask is None else mask.additive
-    out, lse = _forward(q[None], k[None], v[None], 0.0, causal, attn_mask=additive, scale=scale)
-    out, lse = out[0], lse[0]
+    out, lse = _forward(q, k, v, 0.0, causal, attn_mask=additive, scale=scale)
     if mask is not None and mask.empty is not None:
-        lse[:, mask.empty] = float("-inf")
+        lse[..., mask.empty] = float("-inf")
     return out, lse
 
 
@@ -51,7 +50,7 @@ def backward(
     """Share of these columns in the gradients.
 
     Args:
-        grad: gradient of the output [heads, rows, D].
+        grad: gradient of the output [n, heads, rows, D].
         out: the final output, or any tensor with the same row sums of ``grad * out`` (see `stand_in`).
         lse: the final lse; +inf for rows that attend to nothing at all.
 
@@ -59,10 +58,7 @@ def backward(
         Gradients of q, k, v in their shapes.
     """
     additive = None if mask is None else mask.additive
-    grads = _backward(
-        grad[None], q[None], k[None], v[None], out[None], lse[None], 0.0, causal, attn_mask=additive, scale=scale
-    )
-    return grads[0][0], grads[1][0], grads[2][0]
+    return _backward(grad, q, k, v, out, lse, 0.0, causal, attn_mask=additive, scale=scale)
 
 
 def stand_in(grad: Tensor, delta: Tensor) -> Tensor:
