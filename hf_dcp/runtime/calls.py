@@ -2,8 +2,9 @@
 
 A CPU kernel is fast on rectangles that are large and fully attended to. Items are tiles: often small, often partly
 masked. This module regroups the items of one division and head group: it walks down a binary tree over their Q rows;
-at every node it emits the KV columns that *all* rows of the node attend to as one unmasked call, and hands what is left
-to the two halves. What remains at the bottom are thin triangles, which run under the kernel's causal flag or a mask.
+at every node it emits the KV columns that *all* rows of the node attend to as one unmasked call, if they are many, and
+hands what is left to the two halves. What remains at the bottom are thin triangles and bands with few columns beside
+them, which run under the kernel's causal flag or a mask. Equal calls at equal distances are made as one.
 A causal square, for example, becomes a large square, two of half its size, four of a quarter, ... and small triangles.
 
 Rows and columns are counted in **places**: local token i has place i; remote row r has place ``num_local + 1 + r``, so
