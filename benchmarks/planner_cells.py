@@ -1,8 +1,10 @@
 """Four batches times four masks on 4 nodes of 8 devices: bytes, balance and CPU seconds of plans.
 
-    python benchmarks/planner_cells.py [--runs 3] [--batch a_1x131072] [--seeds 1]
+    python benchmarks/planner_cells.py [--runs 3] [--batch a_1x131072] [--seeds 1] [--exposure]
 
-Forward bytes in MB (1e6), between nodes / in total; a mark shows cells above the figures that plans should reach.
+Forward bytes in MB (1e6), between nodes / in total; a mark shows cells above the figures that plans should reach. With
+--exposure, predicted milliseconds of forward and of backward follow: exposed exchange, what local tiles can't cover of the
+first exchange and the last return, exchange of the busiest device, exchange and compute of the mean device; divisions.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from pathlib import Path
 from hf_dcp.config import DcpConfig
 from hf_dcp.masks import parse_mask
 from hf_dcp.planning.batch import BatchSpec, ModelShape, Topology
-from hf_dcp.planning.plan import Plan
+from hf_dcp.planning.exposure import exposure
+from hf_dcp.planning.plan import PASSES, Plan
 from hf_dcp.planning.planner import plan_batch
 
 MASKS = ("causal", "lambda:64,4096", "blockwise:256,2,1,1", "shared:0.2x4")
@@ -53,12 +56,25 @@ def row(name: str, mask: str, plan: Plan, seconds: dict[str, float], goal: tuple
     )
 
 
+def exposures(plan: Plan) -> str:
+    """A line for each pass."""
+    lines = []
+    for which in PASSES:
+        found = exposure(plan.rank_plans, which, plan.config.rates)
+        times = (found.exposed_s, found.uncoverable_s, found.exchange_s, found.mean_exchange_s, found.mean_compute_s)
+        most = max(len(getattr(part.windows[0], which).divisions) - 1 for part in plan.rank_plans)
+        mark = "" if found.exposed_s <= found.allowed_s else " <"
+        lines.append(f"    {which:8} " + " / ".join(f"{t * 1e3:.3f}" for t in times) + f" ms, {most} divisions{mark}")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--batch", default=None, help="a, b, c or d; default: all")
     parser.add_argument("--mask", default=None, help="one of the masks; default: all")
     parser.add_argument("--seeds", type=int, default=1, help="seeds of the planner, each in a row")
+    parser.add_argument("--exposure", action="store_true", help="also predicted times")
     arguments = parser.parse_args()
     batches = json.loads((Path(__file__).parent / "data" / "reference_batches.json").read_text())["batches"]
     for key, lengths in batches.items():
@@ -72,6 +88,8 @@ def main() -> None:
             for seed in range(arguments.seeds):
                 plan, seconds = measured(batch, DcpConfig(seed=seed), arguments.runs)
                 print(row(name, mask, plan, seconds, goal), flush=True)
+                if arguments.exposure:
+                    print(exposures(plan), flush=True)
 
 
 if __name__ == "__main__":

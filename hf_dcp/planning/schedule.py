@@ -30,7 +30,7 @@ TRIED = (
 """How divisions are cut, for so many of them and for more."""
 CLOSE = 1.02
 """Fewer divisions are taken if they lose at most so many times what the best lose."""
-MOST_EFFORT, PAIR_EFFORT = 100_000, 8
+MOST_EFFORT, PAIR_EFFORT = 50_000, 8
 """Plans with more atoms of tiles than this, a pair of devices being as much work as so many, are scheduled without trials."""
 
 

@@ -140,7 +140,8 @@ def predict(
     node: np.ndarray,
     links: Links,
 ) -> float:
-    """Seconds until the last rank is done: what `hf_dcp.planning.simulate` says of the rank plans, without making them.
+    """Seconds until the last rank is done: what `hf_dcp.planning.simulate` says of the rank plans, without making them, and
+    without what the rates' ``row_s`` adds.
 
     Args:
         numbers: of `exchange_numbers`, for Q and for KV.

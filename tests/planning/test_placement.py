@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hf_dcp import masks
 from hf_dcp.config import DcpConfig
 from hf_dcp.planning import BatchSpec, ModelShape, Topology, plan_batch
+from hf_dcp.planning.bound import forward_bounds
 from hf_dcp.planning.placement.bisect import bisect
 from hf_dcp.planning.placement.copies import find_copies
 from hf_dcp.planning.placement.pieces import pack_pieces, segment_cuts
@@ -159,3 +160,13 @@ def test_fewer_longer_chunks_of_a_window() -> None:
     assert chunks == 31  # 31 chunks of at most 1.05 * 1024 tokens are enough
     sent = plan.score.passes["forward"]
     assert sent.inter_node + sent.intra_node <= (chunks - 1) * 511 * 2 * 2 * 64 * 2  # rows, K and V, heads, dim, bf16
+
+
+def test_hundreds_of_devices_for_mixed_lengths() -> None:
+    """Few tiles, within limits, and bytes near the bound: neither dealt out evenly, nor a static scheme of a million tiles."""
+    lengths = [9048, 1465, 471, 467, 382, 309, 307, 248, *(240 - 9 * i for i in range(24))]
+    plan = plan_batch(BatchSpec(lengths, masks.causal()), Topology.grid(32, 8), ModelShape(8, 2, 64))
+    sent = plan.score.passes["forward"]
+    assert plan.score.status == "ok" and len(plan.tiles[0]) < 20_000
+    assert sent.inter_node + sent.intra_node <= 2 * forward_bounds(plan)[1]
+    assert max(len(part.to_bytes()) for part in plan.rank_plans) <= 64 * 1024
