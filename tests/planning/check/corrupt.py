@@ -16,8 +16,8 @@ from tests.planning.solvers import random_solver
 Plans = list[RankPlan]
 
 
-def a_plan() -> Plan:
-    """Two nodes of two ranks, rows of both sides that a gateway passes on, full and masked items, several divisions."""
+def a_plan(**settings: object) -> Plan:
+    """Two nodes of two ranks, rows of both sides that a gateway passes on, full and masked items."""
     batch = BatchSpec([61, 30, 3], [masks.causal(), masks.lambda_mask(2, 7), masks.full()])
     shape = ModelShape(4, 2, 4, "fp32", windows=((None, 1), (9, 2)))
 
@@ -26,7 +26,7 @@ def a_plan() -> Plan:
         everywhere = np.arange(len(problem.blocks), dtype=np.int32) % 4
         return replace(wild, block_device=everywhere)
 
-    return plan_batch(batch, Topology.grid(2, 2), shape, DcpConfig(block_size=8), solver=solve)
+    return plan_batch(batch, Topology.grid(2, 2), shape, DcpConfig(block_size=8, **settings), solver=solve)
 
 
 def with_part(plans: Plans, rank: int, change: Callable[[WindowPlan], WindowPlan]) -> Plans:

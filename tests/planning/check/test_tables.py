@@ -159,7 +159,7 @@ PASSES: dict[str, tuple[dict[str, Callable], str]] = {
         {"program": lambda p: moved(p, Op.WAIT, 1, 0)},
         "exchange 1 is completed before it is started",
     ),
-    "reduce before wait": ({"program": lambda p: moved(p, Op.REDUCE, 3, 0)}, "exchange 3 is reduced before it is"),
+    "reduce before wait": ({"program": lambda p: moved(p, Op.REDUCE, 6, 0)}, "exchange 6 is reduced before it is"),
     "no reduce": ({"program": lambda p: p[p[:, 0] != Op.REDUCE]}, "REDUCE must be there once each for ["),
 }
 
