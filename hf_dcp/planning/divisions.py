@@ -129,7 +129,8 @@ def assign_phases(units: Units, q: Side, kv: Side, links: Links, trial: Trial) -
     phase = np.zeros(len(units.kind), np.int32)
     seen_q, seen_kv = np.zeros(len(q.kind), np.bool_), np.zeros(len(kv.kind), np.bool_)
     for d in range(len(units.begin) - 1):
-        front, back = units.front[units.begin[d] : units.begin[d + 1]], units.back[units.begin[d] : units.begin[d + 1]]
+        own = slice(units.begin[d], units.begin[d + 1])
+        front, back = units.front[own], units.back[own].copy()
         if len(front) > 0:
             kept = _kept(units, back, trial.local, trial.kept) if trial.divisions > 1 else 0
             _assign_device(units, q, kv, links, d, trial, front, back, kept, seen_q, seen_kv, phase)
