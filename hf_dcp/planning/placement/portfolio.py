@@ -60,7 +60,7 @@ class Schedule:
     """How many are kept, effort, temperature relative to the seed's, patience."""
 
 
-ALONE = Schedule((0.05, 0.05), 0.1, ((1, 7_000_000, 1.0, 0.8), (1, 4_000_000, 0.3, 0.9)))
+ALONE = Schedule((0.05, 0.05), 0.1, ((1, 6_500_000, 1.0, 0.8), (1, 3_500_000, 0.3, 0.9)))
 """For a single sequence, whose seeds are good as they are."""
 SMALL_ALONE = Schedule((0.3,) * 10, 0.1, ((4, 400_000, 1.0, 0.8), (2, 900_000, 0.5, 0.9), (1, 2_000_000, 0.25, 0.9)))
 """The same where there are few tiles: then it pays to leave the seed behind, and to begin often."""
