@@ -110,7 +110,7 @@ def best_model(dcp_size: int, folder: str) -> dict[str, Any]:
     """Evaluated at every step with a growing learning rate: the best is not the last, and training stops early."""
     trainer = trainer_of(
         dcp_size, output_dir=folder, eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1,
-        load_best_model_at_end=True, metric_for_best_model="eval_loss", learning_rate=3.0, max_steps=8,
+        load_best_model_at_end=True, metric_for_best_model="eval_loss", learning_rate=2.2, max_steps=8,
         extra={"callbacks": [EarlyStoppingCallback(early_stopping_patience=2)]},
     )  # fmt: skip
     answer = trained(trainer)
