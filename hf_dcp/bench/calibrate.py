@@ -85,18 +85,17 @@ def calibrate(settings: CalibrationSettings, group: Group) -> dict[str, Any]:
 
 def _attention(settings: CalibrationSettings, group: Group) -> dict[str, float]:
     """Every rank computes batches of its own: of one sequence, of very short ones, and tiny ones. Collective."""
-    tokens = settings.tokens
-    long, short, tiny = (
-        (length,) * max(1, n // length) for n, length in ((tokens, tokens), (tokens, SHORT), (TINY, TINY))
-    )
+    long, short, tiny = (settings.tokens,), (SHORT,) * (max(settings.tokens, 2 * TINY) // SHORT), (TINY,)
     whole = _call(_plan(long, settings.shape), settings.repeats, group)
     rows = _call(_plan(short, settings.shape), settings.repeats, group)
     once, often = (_call(_divided(_plan(tiny, settings.shape), n), settings.repeats, group) for n in (1, MANY))
     launch = max(0.0, (often[0] - once[0]) / (MANY - 1))
     # three equations: seconds = overhead + rows * row_s + work / rate
     long_work, short_work, tiny_work = (_work(lengths, settings.shape) for lengths in (long, short, tiny))
-    pair = max(whole[0] - rows[0], 1e-9) / max(long_work - short_work, 1)  # seconds per FLOP
-    row = max(0.0, rows[0] - once[0] - (short_work - tiny_work) * pair) / max(sum(short) - TINY, 1)
+    # seconds per FLOP; where the long call takes no longer than the short ones, overheads can't be told from arithmetic
+    told = whole[0] > rows[0] and long_work > short_work
+    pair = (whole[0] - rows[0]) / (long_work - short_work) if told else whole[0] / long_work
+    row = max(0.0, rows[0] - once[0] - (short_work - tiny_work) * pair) / (sum(short) - TINY)
     return {
         "device_flops": 1 / pair,
         "launch_s": launch,

@@ -38,7 +38,7 @@ class Outcome:
 
     attention_s: float
     exposed_s: float
-    """Of these, the longest time that a device waits for exchanges."""
+    """Of these, what attention takes beyond the compute of the busiest device."""
     other_s: float
     """Everything but attention, on the device with the most tokens."""
     inter_bytes: int

@@ -15,7 +15,7 @@ HELPS = 1.05
 EVEN = 1.25
 """Up to this ratio of the 90th to the 10th percentile, lengths are about equal."""
 HIDDEN = 0.05
-"""Up to this share of attention, waiting for exchanges doesn't matter."""
+"""Up to this share of attention, exposed exchange doesn't matter."""
 SMALL = 0.10
 """Up to this share of a step, attention doesn't matter."""
 
