@@ -8,7 +8,8 @@ A cell is one batch and one mask. Cells that the results file holds already are 
 once per rank in `benchmarks/netcluster`, which needs root and iproute2.
 
 Static schemes are many: of the dense ones the two with the least predicted time run, of the row-exact ones the best,
-and zigzag beside it on a single sequence. The prediction (`hf_dcp.planning.simulate`) uses the rates of this cluster.
+and zigzag beside it on a single sequence. The prediction (`hf_dcp.planning.simulate`) uses the rates of this cluster, and
+so do the divisions of all plans.
 Before its rounds every contestant is prepared: kernel calls, masks, message tables.
 """
 
@@ -92,7 +93,7 @@ def run_cells(options: argparse.Namespace, group: Group) -> None:
     begin = time.monotonic()
     setting = {"nodes": options.nodes, "per_node": options.per_node, "mbit": options.mbit}
     missing = [Cell(*cell) for cell in group.gather(find_missing(options, setting) if group.rank == 0 else None)[0]]
-    rates = cluster_rates(options.mbit, group.world_size)
+    rates = cluster_rates(options.mbit, options.per_node, group.world_size)
     measure_cell(Cell("warm-up", "causal", (64,)), rates, group)
     longest = 0.0
     for number, cell in enumerate(missing):
@@ -131,15 +132,15 @@ def find_missing(options: argparse.Namespace, setting: dict[str, Any]) -> list[l
     return sorted(left, key=lambda cell: len(tries.get((cell[0], cell[1]), [])))
 
 
-def cluster_rates(mbit: int, world: int) -> Rates:
-    return Rates(CORE_FLOPS * min(1.0, (os.cpu_count() or 1) / world), mbit * 1e6 / 8, INSIDE_BYTES)
+def cluster_rates(mbit: int, per_node: int, world: int) -> Rates:
+    return Rates(CORE_FLOPS * min(1.0, (os.cpu_count() or 1) / world), mbit * 1e6 / 8 / per_node, INSIDE_BYTES)
 
 
 def measure_cell(cell: Cell, rates: Rates, group: Group) -> dict[str, Any]:
-    batch = with_mask(cell.lengths, cell.mask)
-    predicted = predict(batch, rates, group)
+    batch, config = with_mask(cell.lengths, cell.mask), DcpConfig(hardware=rates)
+    predicted = predict(batch, config, group)
     names = choose(predicted, len(cell.lengths))
-    contestants = make_contestants(names, batch, group, SHAPE, DcpConfig(), alone=True)
+    contestants = make_contestants(names, batch, group, SHAPE, config, alone=True)
     for contestant in contestants:
         warm_up(contestant)
     foreign, wire = ForeignCpu(), wire_bytes()
@@ -197,12 +198,12 @@ def rounds(
     return timings, turns
 
 
-def predict(batch: BatchSpec, rates: Rates, group: Group) -> dict[str, float]:
+def predict(batch: BatchSpec, config: DcpConfig, group: Group) -> dict[str, float]:
     """Seconds of forward and backward of dcp and of all static schemes, each predicted by one rank. Collective."""
     mine = {}
     for name in ("dcp", *DENSE, *ROW_EXACT)[group.rank :: group.world_size]:
-        plans = make_rank_plans(name, batch, group.topology, SHAPE, DcpConfig())
-        mine[name] = sum(simulate(plans, which, rates).total_s for which in PASSES)
+        plans = make_rank_plans(name, batch, group.topology, SHAPE, config)
+        mine[name] = sum(simulate(plans, which, config.rates).total_s for which in PASSES)
     return {name: value for part in group.gather(mine) for name, value in part.items()}
 
 

@@ -3,6 +3,7 @@
 
     benchmarks/netcluster 2 1 100 -- python benchmarks/overlap.py
 
+Divisions are cut for rates that are measured first, as `hf-dcp bench calibrate` does.
 For every batch the step is compared with its bound: 1.15 x compute alone + what the plan leaves uncovered (exchanges
 with no compute between their start and their end), each measured alone in the same rounds. Behind it, where a step's time
 went, on average over the ranks: attention, waiting for exchanges, reduction, and all else.
@@ -14,6 +15,7 @@ import argparse
 import json
 
 from hf_dcp.bench.batches import with_mask
+from hf_dcp.bench.calibrate import CalibrationSettings, calibrate
 from hf_dcp.bench.contestants import exchange_only, make_contestants, uncovered
 from hf_dcp.bench.group import Group
 from hf_dcp.bench.measure import collect, measure
@@ -21,6 +23,7 @@ from hf_dcp.bench.spans import PARTS
 from hf_dcp.config import DcpConfig
 from hf_dcp.planning.batch import ModelShape
 from hf_dcp.planning.plan import PASSES
+from hf_dcp.rates import Rates
 from hf_dcp.runtime.handle import DcpPlan
 
 SHAPE = ModelShape(heads=8, kv_heads=2, head_dim=64, dtype="fp32")
@@ -42,8 +45,9 @@ def main() -> None:
     group = Group.join()
     rows = []
     try:
+        config = DcpConfig(hardware=Rates(**calibrate(CalibrationSettings(SHAPE), group)["rates"]))
         for lengths, mask in CASES:
-            rows.append(one(lengths, mask, options.repeats, group))
+            rows.append(one(lengths, mask, options.repeats, group, config))
             if group.rank == 0 and not options.json:
                 print_row(rows[-1])
     finally:
@@ -52,8 +56,8 @@ def main() -> None:
         print(json.dumps(rows))
 
 
-def one(lengths: list[int], mask: str, repeats: int, group: Group) -> dict:
-    (contestant,) = make_contestants(["dcp"], with_mask(lengths, mask), group, SHAPE, DcpConfig(), alone=True)
+def one(lengths: list[int], mask: str, repeats: int, group: Group, config: DcpConfig) -> dict:
+    (contestant,) = make_contestants(["dcp"], with_mask(lengths, mask), group, SHAPE, config, alone=True)
     open_ones: dict[str, list[int]] = {}
     for found in group.gather(uncovered(contestant.rank_plan)):
         for which, exchanges in found.items():

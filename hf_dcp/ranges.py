@@ -70,41 +70,32 @@ def to_slices(ranges: np.ndarray) -> np.ndarray:
         int32[slices, 6]: (first row, last row + 1, lo and hi of the first row, slope of lo, slope of hi), sorted by
         first row, then lo. Every attended pair lies in exactly one slice.
     """
-    columns = [_column_slices(np.ascontiguousarray(ranges[:, c])) for c in range(ranges.shape[1])]
-    slices = np.concatenate(columns)
+    slices = _slices(ranges)
     return slices[np.lexsort((slices[:, 2], slices[:, 0]))]
 
 
-def _column_slices(column: np.ndarray) -> np.ndarray:
-    """Slices of one column, int32[L, 2] of (lo, hi)."""
-    used = column[:, 0] < column[:, 1]
-    step = np.diff(column, axis=0)
-    joins = used[:-1] & used[1:] & np.all((step == 0) | (step == 1), axis=1)
-    first = np.flatnonzero(_run_starts(used, joins, step))
-    if not len(first):
-        return np.zeros((0, 6), np.int32)
-    # a run ends where the next one starts, or before the next unused row
-    unused = np.append(np.flatnonzero(~used), len(column))
-    last = np.minimum(np.append(first[1:], len(column)), unused[np.searchsorted(unused, first)])
-    slopes = np.zeros((len(first), 2), np.int32)
-    longer = last - first > 1
-    slopes[longer] = step[first[longer]]
-    return np.concatenate([first[:, None], last[:, None], column[first], slopes], axis=1).astype(np.int32)
-
-
 @nb.njit(cache=True)
-def _run_starts(used, joins, step):
-    """bool[L]: whether a slice begins at this row. A run takes its slopes from its first two rows."""
-    starts = np.zeros(len(used), np.bool_)
-    since = -1
-    for i in range(len(used)):
-        if not used[i]:
-            since = -1
-            continue
-        goes_on = since >= 0 and joins[i - 1]
-        if goes_on and i - since > 1:
-            goes_on = step[i - 1, 0] == step[since, 0] and step[i - 1, 1] == step[since, 1]
-        if not goes_on:
-            starts[i] = True
-            since = i
-    return starts
+def _slices(ranges):
+    """The slices of one column after the other. A slice takes its slopes from its first two rows."""
+    out, count = np.empty((1024, 6), np.int32), 0
+    for c in range(ranges.shape[1]):
+        first = -1
+        for i in range(len(ranges)):
+            lo, hi = ranges[i, c, 0], ranges[i, c, 1]
+            if lo >= hi:
+                first = -1
+                continue
+            if first >= 0:
+                slopes = lo - ranges[i - 1, c, 0], hi - ranges[i - 1, c, 1]
+                if i == first + 1 and 0 <= slopes[0] <= 1 and 0 <= slopes[1] <= 1:
+                    out[count - 1, 4], out[count - 1, 5] = slopes
+                if i == out[count - 1, 1] and slopes[0] == out[count - 1, 4] and slopes[1] == out[count - 1, 5]:
+                    out[count - 1, 1] = i + 1
+                    continue
+            if count == len(out):
+                out = np.concatenate((out, np.empty_like(out)))
+            first = i
+            out[count, 0], out[count, 1], out[count, 2], out[count, 3] = i, i + 1, lo, hi
+            out[count, 4:] = 0
+            count += 1
+    return out[:count]

@@ -7,7 +7,8 @@ longer taking whatever remains).
 
 **Order.** Tiles on local rows come first: they cover the first exchange. Then those on rows of the own node, whose links are
 fast; then those on rows that other nodes send, and those on relayed rows. Some tiles are kept for the last division, behind
-which the results of the others go home: local ones, or those that return nothing, or nothing to other nodes.
+which the results of the others go home: local ones, and those whose own results have a short way, or none. Where nearly all go
+to other nodes, a small last division is still the shortest return.
 
 **Cuts.** A device that has computed c seconds may begin a division if all its rows are there. By that, rows that took x
 seconds on its links since the beginning are late by x - c. The least lateness e with which T divisions, none larger than
@@ -32,7 +33,7 @@ LARGEST_SHARE = 0.38
 """No division holds more of a device's compute, if there are at least three."""
 FULL = 0.98
 """Late divisions are filled to this share of the largest, so that relayed rows have as much time as can be had."""
-SEARCHES = 8
+SEARCHES = 6
 """Steps of a bisection."""
 
 
@@ -118,7 +119,7 @@ class Trial(NamedTuple):
     local: float = 0.0
     """So much of the local tiles is kept for the last division."""
     kept: float = 0.0
-    """So much of a device's compute, in other tiles, is."""
+    """So much of a device's compute, in other tiles, is: those whose results have the shortest way home."""
     gap_behind: int = 0
     """1: a phase goes by in front of the last division, in which gateways receive results."""
 
@@ -153,7 +154,7 @@ def _kept(units, back, local_share, kept_share):
     for i in range(len(back)):
         u = back[i]
         seconds, which = units.seconds[u // groups], 0 if units.kind[u] == 0 else 1
-        if units.returns[u] <= 1 and seconds / 2 <= room[which]:
+        if seconds / 2 <= room[which]:
             room[which] -= seconds
             back[i], back[kept] = back[kept], u
             kept += 1

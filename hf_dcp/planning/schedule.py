@@ -17,19 +17,9 @@ from hf_dcp.planning.problem import costed_passes
 from hf_dcp.planning.simulate import unit_flops
 from hf_dcp.planning.tiles import Blocks, Tiles
 from hf_dcp.planning.timeline import RELAYED, Links, Side, exchange_numbers, predict
+from hf_dcp.planning.trials import Schedule, choose
 from hf_dcp.planning.uses import LocalRows, Uses, find_uses, remote_rows, token_runs
 
-TRIED = (
-    Trial(2),
-    Trial(2, local=0.5),
-    Trial(3, first=1),
-    Trial(3, first=1, gap=2),
-    Trial(3, first=1, gap=1, kept=0.12, gap_behind=1),
-    Trial(3, first=1, gap=1, kept=0.25, gap_behind=1),
-)
-"""How divisions are cut, for so many of them and for more."""
-CLOSE = 1.02
-"""Fewer divisions are taken if they lose at most so many times what the best lose."""
 MOST_EFFORT, PAIR_EFFORT = 50_000, 8
 """Plans with more atoms of tiles than this, a pair of devices being as much work as so many, are scheduled without trials."""
 
@@ -144,8 +134,7 @@ class _Scheduler:
         return cls(tile_device, tiles, sides, (q.count, kv.count), topology, shape, config)
 
     def schedule(self, name: str) -> tuple[np.ndarray, tuple[Timing, Timing]]:
-        """The phase of each (tile, group), int32[tiles, groups], and the exchanges of Q and KV rows: of the trials with
-        the fewest divisions that lose at most `CLOSE` more than the best to anything but compute, the best."""
+        """The phase of each (tile, group), int32[tiles, groups], and the exchanges of Q and KV rows."""
         shape, config, topology, groups = self.shape, self.config, self.topology, self.tile_device.shape[1]
         which = name if name == "forward" else costed_passes(config)[1]
         row_bytes, rates = RowBytes.of(shape, groups, config.reduce_dtype), config.rates
@@ -154,31 +143,30 @@ class _Scheduler:
         seconds = self.tiles.area * (unit_flops(shape, groups, name) / rates.device_flops)
         links = Links.of(rates, topology)
         units = make_units(self.tile_device, seconds, (q, kv), (self.tiles.q, self.tiles.kv), topology.world_size)
-        trials = self._trials()
-        found = []
-        for trial in trials:
+        sure = self._without_trials()
+
+        def make(trial: Trial) -> Schedule:
             phase = assign_phases(units, q, kv, links, trial)
             numbers = exchange_numbers(q, self.tile_device, phase), exchange_numbers(kv, self.tile_device, phase)
-            total = 0.0
-            if len(trials) > 1:
-                total = predict(q, kv, numbers, self.tile_device, phase, seconds, topology.node, links)
-            found.append((total, trial.divisions, phase, numbers))
-        busiest = np.bincount(self.tile_device.ravel(), weights=np.repeat(seconds, groups)).max(initial=0.0)
-        best = min(total for total, *_ in found)
-        most = best * (1 + 1e-12) + (CLOSE - 1) * max(best - busiest, 0.0)
-        fewest = min(divisions for total, divisions, *_ in found if total <= most)
-        total, _, phase, numbers = min((one for one in found if one[1] == fewest), key=lambda one: one[0])
-        return phase.reshape(self.tile_device.shape), (Timing(*numbers[0]), Timing(*numbers[1]))
+            if sure is not None:
+                return Schedule(trial, phase, numbers, 0.0)
+            total = predict(q, kv, numbers, self.tile_device, phase, seconds, topology.node, links)
+            return Schedule(trial, phase, numbers, total)
 
-    def _trials(self) -> list[Trial]:
+        if sure is not None:
+            chosen = make(sure)
+        else:
+            relayed = any(np.any(side.kind == RELAYED) for side in self.sides)
+            busiest = np.bincount(self.tile_device.ravel(), weights=np.repeat(seconds, groups)).max(initial=0.0)
+            chosen = choose(make, config.divisions, relayed, busiest)
+        timings = Timing(*chosen.numbers[0]), Timing(*chosen.numbers[1])
+        return chosen.phase.reshape(self.tile_device.shape), timings
+
+    def _without_trials(self) -> Trial | None:
+        """How divisions are cut where there is nothing to compare, or too much."""
         if not any(len(count) for count in self.counts):
-            return [Trial(1)]
+            return Trial(1)
         effort = sum(len(side.atom) for side in self.sides) * self.tile_device.shape[1]
         effort += PAIR_EFFORT * self.topology.world_size**2
         most = self.config.divisions
-        if effort > MOST_EFFORT:
-            return [Trial(most, first=int(most > 2))]
-        relayed = any(np.any(side.kind == RELAYED) for side in self.sides)
-        tried = [one for one in TRIED if relayed or not one.gap]
-        more = [(n, one) for n in range(2, most + 1) for one in tried if n >= one.divisions]
-        return [Trial(1), *(one._replace(divisions=n) for n, one in more)]
+        return Trial(most, first=int(most > 2)) if effort > MOST_EFFORT else None

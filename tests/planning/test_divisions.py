@@ -19,14 +19,17 @@ from hf_dcp.planning.exposure import exposure
 from hf_dcp.planning.plan import Message
 from hf_dcp.planning.simulate import HARDWARE, Rates, item_areas, simulate
 from hf_dcp.planning.timeline import exchange_numbers
+from hf_dcp.planning.trials import MORE, TWO
 from tests.planning.solvers import random_solver
 from tests.planning.strategies import batches, topologies
 
+WAYS = [Trial(1), *TWO, *(trial._replace(divisions=n) for n in (3, 5) for trial in MORE)]
 
-@pytest.mark.parametrize("trial", [Trial(1), *(t._replace(divisions=n) for n in (2, 3, 5) for t in schedule.TRIED)])
+
+@pytest.mark.parametrize("trial", WAYS)
 def test_every_way_to_cut_is_exact(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are there before they are used, also relayed ones; results reach their owners; divisions are as many as may be."""
-    monkeypatch.setattr(schedule._Scheduler, "_trials", lambda self: [trial])
+    monkeypatch.setattr(schedule._Scheduler, "_without_trials", lambda self: trial)
     for seed, topology in enumerate([Topology.grid(2, 3), Topology((0, 0, 1, 0, 1, 2, 1))]):
         batch = BatchSpec([70, 33], [masks.causal(), masks.full()])
         config = DcpConfig(block_size=6, divisions=trial.divisions, backward_kv=("refetch", "keep")[seed])
@@ -94,7 +97,7 @@ def test_a_long_sequence_hides_most_of_what_one_division_exposes(which: str) -> 
         exposure(plan.rank_plans, which, plan.config.rates)
         for plan in (reference_plan("a_1x131072", "causal"), reference_plan("a_1x131072", "causal", divisions=1))
     )
-    assert found.exposed_s <= 0.4 * one.exposed_s
+    assert found.exposed_s <= 0.3 * one.exposed_s
 
 
 @pytest.mark.parametrize("which", ["forward", "backward"])
