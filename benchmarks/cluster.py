@@ -8,8 +8,8 @@ A cell is one batch and one mask. Cells that the results file holds already are 
 once per rank in `benchmarks/netcluster`, which needs root and iproute2.
 
 Static schemes are many: of the dense ones the two with the least predicted time run, of the row-exact ones the best,
-and zigzag beside it on a single sequence. The prediction (`hf_dcp.planning.simulate`) uses the rates of this cluster, and
-so do the divisions of all plans.
+and zigzag beside it on a single sequence. Rates are measured first, as `hf-dcp bench calibrate` does, for the prediction
+(`hf_dcp.planning.simulate`) and for the divisions of all plans.
 Before its rounds every contestant is prepared: kernel calls, masks, message tables.
 """
 
@@ -21,11 +21,12 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hf_dcp.bench.batches import attended, read_batches, with_mask
+from hf_dcp.bench.calibrate import CalibrationSettings, calibrate
 from hf_dcp.bench.compare import speedups
 from hf_dcp.bench.contestants import DENSE, ROW_EXACT, Contestant, make_contestants, make_rank_plans
 from hf_dcp.bench.group import Group
@@ -33,16 +34,13 @@ from hf_dcp.bench.measure import WHOLE, Timings, collect, measure
 from hf_dcp.config import DcpConfig
 from hf_dcp.planning.batch import BatchSpec, ModelShape
 from hf_dcp.planning.plan import PASSES
-from hf_dcp.planning.simulate import Rates, simulate
+from hf_dcp.planning.simulate import simulate
+from hf_dcp.rates import Rates
 
 FOLDER = Path(__file__).parent
 BATCHES = FOLDER / "data" / "cluster_batches.json"
 SHAPE = ModelShape(heads=8, kv_heads=2, head_dim=64, dtype="fp32")
 MASKS = ("causal", "lambda:8,512", "blockwise:32,2,1,1", "shared:0.2x4")
-CORE_FLOPS = 60e9
-"""What the kernel reaches on a core; ranks share the cores of this machine."""
-INSIDE_BYTES = 1e9
-"""Bytes/s between ranks of a node, which are not shaped."""
 CELL_S = 15.0
 """Rounds, at least 1 and at most 3, are as many as fit into about so many seconds."""
 
@@ -93,7 +91,7 @@ def run_cells(options: argparse.Namespace, group: Group) -> None:
     begin = time.monotonic()
     setting = {"nodes": options.nodes, "per_node": options.per_node, "mbit": options.mbit}
     missing = [Cell(*cell) for cell in group.gather(find_missing(options, setting) if group.rank == 0 else None)[0]]
-    rates = cluster_rates(options.mbit, options.per_node, group.world_size)
+    rates = Rates(**calibrate(CalibrationSettings(SHAPE, repeats=3), group)["rates"])
     measure_cell(Cell("warm-up", "causal", (64,)), rates, group)
     longest = 0.0
     for number, cell in enumerate(missing):
@@ -132,10 +130,6 @@ def find_missing(options: argparse.Namespace, setting: dict[str, Any]) -> list[l
     return sorted(left, key=lambda cell: len(tries.get((cell[0], cell[1]), [])))
 
 
-def cluster_rates(mbit: int, per_node: int, world: int) -> Rates:
-    return Rates(CORE_FLOPS * min(1.0, (os.cpu_count() or 1) / world), mbit * 1e6 / 8 / per_node, INSIDE_BYTES)
-
-
 def measure_cell(cell: Cell, rates: Rates, group: Group) -> dict[str, Any]:
     batch, config = with_mask(cell.lengths, cell.mask), DcpConfig(hardware=rates)
     predicted = predict(batch, config, group)
@@ -150,6 +144,7 @@ def measure_cell(cell: Cell, rates: Rates, group: Group) -> dict[str, Any]:
     reports = {c.name: collect(c, timing, group) for c, timing in zip(contestants, timings, strict=True)}
     return {
         "commit": commit(),
+        "rates": asdict(rates),
         "batch": cell.batch,
         "mask": cell.mask,
         "lengths": list(cell.lengths),

@@ -14,9 +14,9 @@ from hf_dcp.planning.items import device_items, make_items, make_rectangles
 from hf_dcp.planning.messages import Timing, make_pass, pass_tables
 from hf_dcp.planning.plan import PASSES, RankPlan, WindowPlan
 from hf_dcp.planning.problem import costed_passes
-from hf_dcp.planning.simulate import unit_flops
+from hf_dcp.planning.simulate import row_seconds, unit_flops
 from hf_dcp.planning.tiles import Blocks, Tiles
-from hf_dcp.planning.timeline import RELAYED, Links, Side, exchange_numbers, predict
+from hf_dcp.planning.timeline import RELAYED, Links, Side, Work, exchange_numbers, predict
 from hf_dcp.planning.trials import Schedule, choose
 from hf_dcp.planning.uses import LocalRows, Uses, find_uses, remote_rows, token_runs
 
@@ -141,7 +141,7 @@ class _Scheduler:
         inputs, partials = row_bytes.inputs(which), row_bytes.partials(which)
         q, kv = (self.sides[i].carrying(self.counts[i], inputs[i], partials[i]) for i in (0, 1))
         seconds = self.tiles.area * (unit_flops(shape, groups, name) / rates.device_flops)
-        links = Links.of(rates, topology)
+        links, work = Links.of(rates, topology), self._work(seconds, name)
         units = make_units(self.tile_device, seconds, (q, kv), (self.tiles.q, self.tiles.kv), topology.world_size)
         sure = self._without_trials()
 
@@ -150,7 +150,7 @@ class _Scheduler:
             numbers = exchange_numbers(q, self.tile_device, phase), exchange_numbers(kv, self.tile_device, phase)
             if sure is not None:
                 return Schedule(trial, phase, numbers, 0.0)
-            total = predict(q, kv, numbers, self.tile_device, phase, seconds, topology.node, links)
+            total = predict(q, kv, numbers, self.tile_device, phase, work, topology.node, links)
             return Schedule(trial, phase, numbers, total)
 
         if sure is not None:
@@ -161,6 +161,11 @@ class _Scheduler:
             chosen = choose(make, config.divisions, relayed, busiest)
         timings = Timing(*chosen.numbers[0]), Timing(*chosen.numbers[1])
         return chosen.phase.reshape(self.tile_device.shape), timings
+
+    def _work(self, seconds: np.ndarray, name: str) -> Work:
+        tiles, rates = self.tiles, self.config.rates
+        ends = np.append(0, np.cumsum(tiles.q_rows.end - tiles.q_rows.begin))[tiles.q_rows.ptr]
+        return Work(seconds, tiles.q, np.diff(ends), row_seconds(rates, self.tile_device.shape[1], name))
 
     def _without_trials(self) -> Trial | None:
         """How divisions are cut where there is nothing to compare, or too much."""

@@ -31,6 +31,11 @@ def unit_flops(shape: ModelShape, head_groups: int, which: str) -> float:
     return 4 * shape.head_dim * (shape.heads // head_groups) * (1.0 if which == "forward" else BACKWARD_FLOPS)
 
 
+def row_seconds(rates: Rates, head_groups: int, which: str) -> float:
+    """Seconds that a division takes for each query row of one head group, beyond its arithmetic."""
+    return rates.row_s * (1.0 if which == "forward" else BACKWARD_ROWS) / head_groups
+
+
 @dataclass(frozen=True)
 class PassTimes:
     """One pass of attention over all ranks, in seconds."""
@@ -94,7 +99,7 @@ class _Simulation:
         self.rates, self.node = rates, first.node_of_rank
         self.programs = [part.forward if which == "forward" else part.backward for part in parts]
         pair_s = unit_flops(first.shape, first.head_groups, which) / rates.device_flops
-        row_s = rates.row_s * (1.0 if which == "forward" else BACKWARD_ROWS) / first.head_groups
+        row_s = row_seconds(rates, first.head_groups, which)
         self.seconds = [
             pair_s * _division_work(program, item_areas(part)) + row_s * _division_rows(program, part.items)
             for program, part in zip(self.programs, parts, strict=True)

@@ -67,6 +67,19 @@ class Side(NamedTuple):
         return self._replace(inputs=rows * inputs, partials=rows * partials)
 
 
+class Work(NamedTuple):
+    """What the tiles of one pass take; all of one head group."""
+
+    seconds: np.ndarray
+    """float64[tiles]: of arithmetic."""
+    q: np.ndarray
+    """int32[tiles]: the Q block."""
+    rows: np.ndarray
+    """int64[tiles]: query rows."""
+    row_s: float
+    """Seconds for each query row of a division, once for all tiles of a Q block."""
+
+
 class Links(NamedTuple):
     """Rates as compiled functions want them; entries by kind of row, 0 unused."""
 
@@ -136,21 +149,20 @@ def predict(
     numbers: tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
     device: np.ndarray,
     phase: np.ndarray,
-    seconds: np.ndarray,
+    work: Work,
     node: np.ndarray,
     links: Links,
 ) -> float:
-    """Seconds until the last rank is done: what `hf_dcp.planning.simulate` says of the rank plans, without making them, and
-    without what the rates' ``row_s`` adds.
+    """Seconds until the last rank is done: what `hf_dcp.planning.simulate` says of the rank plans, without making them.
+    Query rows are counted by Q block: where tiles of a block hold different ones, times with ``row_s`` are close, not equal.
 
     Args:
         numbers: of `exchange_numbers`, for Q and for KV.
         device: int32[tiles, groups]
         phase: int32[units]
-        seconds: float64[tiles]
         node: int32[world_size]
     """
-    world, (tiles, groups) = len(node), device.shape
+    world = len(node)
     most = 2 * phase.max() + 4 if len(phase) > 0 else 1
     for arrive, leave in numbers:
         if len(arrive) > 0:
@@ -158,12 +170,26 @@ def predict(
     traffic = np.zeros((most, 2, world, world), np.int64)
     _count_bytes(q, numbers[0], traffic)
     _count_bytes(kv, numbers[1], traffic)
-    compute, launched = np.zeros((world, most // 2 + 1)), np.zeros((world, most // 2 + 1), np.bool_)
+    return _run(traffic, _compute(device, phase, work, links, world, most // 2 + 1), node, links)
+
+
+@nb.njit(cache=True)
+def _compute(device, phase, work, links, world, phases):
+    """Seconds of every device in every phase: float64[world_size, phases]."""
+    tiles, groups = device.shape
+    compute, rows = np.zeros((world, phases)), np.zeros((world, phases))
+    launched = np.zeros((world, phases), np.bool_)
+    blocks = work.q.max() + 1 if tiles > 0 and work.row_s > 0 else 0
+    counted = np.zeros((phases, world, groups, blocks), np.bool_)
     for t in range(tiles):
         for g in range(groups):
-            compute[device[t, g], phase[t * groups + g]] += seconds[t]
-            launched[device[t, g], phase[t * groups + g]] = True
-    return _run(traffic, compute + links.launch * launched, node, links)
+            d, p = device[t, g], phase[t * groups + g]
+            compute[d, p] += work.seconds[t]
+            launched[d, p] = True
+            if blocks > 0 and not counted[p, d, g, work.q[t]]:
+                counted[p, d, g, work.q[t]] = True
+                rows[d, p] += work.rows[t]
+    return compute + rows * work.row_s + links.launch * launched
 
 
 @nb.njit(cache=True)
