@@ -87,6 +87,19 @@ are left at 0. Measure your own with `hf-dcp bench calibrate`.
 DEFAULT_HARDWARE = "a100-efa"
 
 
+def read_hardware(text: str | None) -> str | Rates | None:
+    """What ``--hardware`` names: a preset, or the rates of a JSON file.
+
+    Raises:
+        ValueError: if it is neither.
+    """
+    if text is None or text in HARDWARE:
+        return text
+    if not text.endswith(".json") and not Path(text).is_file():
+        raise ValueError(f"--hardware must be one of {', '.join(HARDWARE)}, or a JSON file, not {text!r}")
+    return Rates.read(text)
+
+
 def find_rates(hardware: str | Rates) -> Rates:
     """The rates of a preset, or those given. Raises ValueError for an unknown name."""
     if isinstance(hardware, Rates):

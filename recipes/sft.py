@@ -51,6 +51,7 @@ from transformers import (
 import hf_dcp
 from hf_dcp.masks import parse_mask
 from hf_dcp.planning import BatchSpec, ModelShape, Topology, plan_batch
+from hf_dcp.rates import DEFAULT_HARDWARE, read_hardware
 
 
 @dataclass
@@ -67,6 +68,12 @@ class Recipe:
     tokens_per_batch: int = field(default=16384, metadata={"help": "tokens of one batch of the whole DCP group"})
     dcp_size: int = field(default=0, metadata={"help": "ranks of a DCP group; 0: all processes"})
     block_size: str = field(default="auto", metadata={"help": "tokens of a block, or auto"})
+    hardware: str = field(
+        default=DEFAULT_HARDWARE,
+        metadata={
+            "help": "how fast devices and links are: a preset, or a file that hf-dcp bench calibrate --save has written"
+        },
+    )
     plan_store: str = field(
         default="",
         repr=False,
@@ -90,7 +97,10 @@ class Recipe:
             raise ValueError(f'block_size must be an integer of at least 1 or "auto", not {self.block_size!r}')
 
     def parallelism(self) -> hf_dcp.DcpParallelismConfig:
-        config = hf_dcp.DcpConfig(block_size="auto" if self.block_size == "auto" else int(self.block_size))
+        config = hf_dcp.DcpConfig(
+            block_size="auto" if self.block_size == "auto" else int(self.block_size),
+            hardware=read_hardware(self.hardware) or DEFAULT_HARDWARE,
+        )
         return hf_dcp.DcpParallelismConfig(
             dcp_size=self.dcp_size or world_size(), dcp=config, plan_store=self.plan_store, lookahead=self.lookahead
         )

@@ -10,9 +10,9 @@ import typer
 
 from hf_dcp.cli import options
 from hf_dcp.cli.bench_kernels import kernels
-from hf_dcp.cli.inputs import read_config, read_hardware, read_named, read_shape
+from hf_dcp.cli.inputs import read_config, read_named, read_shape
 from hf_dcp.planning.batch import Topology
-from hf_dcp.rates import DEFAULT_HARDWARE, Rates, find_rates
+from hf_dcp.rates import DEFAULT_HARDWARE, Rates, find_rates, read_hardware
 
 Option = typer.Option
 app = typer.Typer(help="Measure plans side by side.")

@@ -8,7 +8,6 @@ from hf_dcp.bench.batches import Named, read_batches, read_json, require_lengths
 from hf_dcp.config import DTYPE_BYTES, DcpConfig
 from hf_dcp.masks import Mask, parse_mask
 from hf_dcp.planning.batch import BatchSpec, ModelShape
-from hf_dcp.rates import HARDWARE, Rates
 
 
 def read_batch(lengths: str | None, file: Path | None, mask: str) -> BatchSpec:
@@ -96,19 +95,6 @@ def auto_or_count(option: str, text: str) -> int | str:
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f'{option} must be an integer of at least 1 or "auto", not {text!r}')
     return int(text)
-
-
-def read_hardware(text: str | None) -> str | Rates | None:
-    """The preset, or the rates of the JSON file, that ``--hardware`` names.
-
-    Raises:
-        ValueError: if it is neither.
-    """
-    if text is None or text in HARDWARE:
-        return text
-    if not text.endswith(".json") and not Path(text).is_file():
-        raise ValueError(f"--hardware must be one of {', '.join(HARDWARE)}, or a JSON file, not {text!r}")
-    return Rates.read(text)
 
 
 def read_config(block_size: str, head_groups: str, **settings: object) -> DcpConfig:

@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from hf_dcp.cli import options
-from hf_dcp.cli.inputs import read_batch, read_config, read_hardware, read_shape
+from hf_dcp.cli.inputs import read_batch, read_config, read_shape
 from hf_dcp.config import PLACEMENTS, DcpConfig
 from hf_dcp.planning.batch import BatchSpec, ModelShape, Topology
+from hf_dcp.rates import read_hardware
 
 Option = typer.Option
 

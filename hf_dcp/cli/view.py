@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from hf_dcp.cli import options
-from hf_dcp.cli.inputs import parse_windows, read_batch, read_config, read_hardware, read_shape
+from hf_dcp.cli.inputs import parse_windows, read_batch, read_config, read_shape
 from hf_dcp.planning.batch import Topology
-from hf_dcp.rates import DEFAULT_HARDWARE, find_rates
+from hf_dcp.rates import DEFAULT_HARDWARE, find_rates, read_hardware
 
 Option = typer.Option
 PICTURES = (".png", ".svg", ".pdf")
