@@ -131,7 +131,7 @@ def find_missing(options: argparse.Namespace, setting: dict[str, Any]) -> list[l
 
 
 def measure_cell(cell: Cell, rates: Rates, group: Group) -> dict[str, Any]:
-    batch, config = with_mask(cell.lengths, cell.mask), DcpConfig(hardware=rates)
+    batch, config = with_mask(cell.lengths, cell.mask), DcpConfig(hardware=rates, epsilon="auto")
     predicted = predict(batch, config, group)
     names = choose(predicted, len(cell.lengths))
     contestants = make_contestants(names, batch, group, SHAPE, config, alone=True)

@@ -89,6 +89,7 @@ def train(cell: Cell, scheme: str, texts: Path, work_dir: str, hardware: str) ->
         "mask": cell.mask,
         "max_steps": STEPS,
         "hardware": hardware,
+        "epsilon": "auto",
         "work_dir": work_dir,
         "disable_tqdm": 1,
         "lookahead": STEPS,

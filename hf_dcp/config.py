@@ -24,8 +24,10 @@ class DcpConfig:
     """Tokens per block, or ``"auto"`` to choose it for every sequence by estimated cost."""
     head_groups: int | Literal["auto"] = "auto"
     """Into how many groups the KV heads are cut (must divide them), or ``"auto"``: one per KV head, or joint."""
-    epsilon: float = 0.10
-    """Allowed compute imbalance: max over devices / mean may be up to ``1 + epsilon``."""
+    epsilon: float | Literal["auto"] = 0.10
+    """Allowed compute imbalance: max over devices / mean may be up to ``1 + epsilon``. ``"auto"``: plan with 0.10, for few
+    bytes, and with 0.02, for even compute, and take what is predicted to be faster at the rates of ``hardware``, which
+    should be measured ones. Planning takes twice as long."""
     epsilon_inter: float | None = None
     """Allowed compute imbalance between nodes; ``None`` means ``epsilon``. The paper uses 0.4."""
     epsilon_intra: float | None = None
@@ -54,10 +56,11 @@ class DcpConfig:
         _require_count("divisions", self.divisions)
         for name in ("epsilon", "token_tolerance", "epsilon_inter", "epsilon_intra"):
             value = getattr(self, name)
-            if value is None and name.startswith("epsilon_"):
+            if (value is None and name.startswith("epsilon_")) or (name == "epsilon" and value == "auto"):
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-                raise ValueError(f"{name} must be a number of at least 0, such as 0.1, not {value!r}")
+                choice = ' or "auto",' if name == "epsilon" else ""
+                raise ValueError(f"{name} must be a number of at least 0, such as 0.1,{choice} not {value!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be an integer from 0 to 2**63 - 1, not {self.seed!r}")
         _require_choice("placement", self.placement, PLACEMENTS)

@@ -68,6 +68,9 @@ class Recipe:
     tokens_per_batch: int = field(default=16384, metadata={"help": "tokens of one batch of the whole DCP group"})
     dcp_size: int = field(default=0, metadata={"help": "ranks of a DCP group; 0: all processes"})
     block_size: str = field(default="auto", metadata={"help": "tokens of a block, or auto"})
+    epsilon: str = field(
+        default="0.1", metadata={"help": "allowed compute imbalance, or auto: by predicted time, with measured rates"}
+    )
     hardware: str = field(
         default=DEFAULT_HARDWARE,
         metadata={
@@ -96,9 +99,15 @@ class Recipe:
         if self.block_size != "auto" and not self.block_size.isdecimal():
             raise ValueError(f'block_size must be an integer of at least 1 or "auto", not {self.block_size!r}')
 
+        with contextlib.suppress(ValueError):
+            if self.epsilon == "auto" or float(self.epsilon) >= 0:
+                return
+        raise ValueError(f'epsilon must be a number of at least 0, such as 0.1, or "auto", not {self.epsilon!r}')
+
     def parallelism(self) -> hf_dcp.DcpParallelismConfig:
         config = hf_dcp.DcpConfig(
             block_size="auto" if self.block_size == "auto" else int(self.block_size),
+            epsilon="auto" if self.epsilon == "auto" else float(self.epsilon),
             hardware=read_hardware(self.hardware) or DEFAULT_HARDWARE,
         )
         return hf_dcp.DcpParallelismConfig(

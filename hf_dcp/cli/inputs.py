@@ -97,9 +97,18 @@ def auto_or_count(option: str, text: str) -> int | str:
     return int(text)
 
 
+def _auto_or_number(option: str, text: str) -> float | str:
+    try:
+        return text if text == "auto" else float(text)
+    except ValueError:
+        raise ValueError(f"{option} can't be {text!r}: write a number, such as 0.1, or auto") from None
+
+
 def read_config(block_size: str, head_groups: str, **settings: object) -> DcpConfig:
     """Settings from options; those that are None keep their defaults."""
     given = {name: value for name, value in settings.items() if value is not None}
     given["block_size"] = auto_or_count("--block-size", block_size)
     given["head_groups"] = auto_or_count("--head-groups", head_groups)
+    if "epsilon" in given:
+        given["epsilon"] = _auto_or_number("--epsilon", str(given["epsilon"]))
     return DcpConfig().with_changes(**given)

@@ -19,7 +19,7 @@ Dtype = Annotated[str, Option(help="Type of Q, K and V: bf16, fp16, fp32 or fp64
 ReduceDtype = Annotated[str | None, Option(help="Type of partial results on the wire; default: --dtype.")]
 BlockSize = Annotated[str, Option(help="Tokens of a block, or auto.")]
 HeadGroups = Annotated[str, Option(help="Head groups, or auto.")]
-Epsilon = Annotated[float | None, Option(help="Allowed compute imbalance.")]
+Epsilon = Annotated[str | None, Option(help="Allowed compute imbalance, or auto: by predicted time.")]
 EpsilonInter = Annotated[float | None, Option(help="Allowed compute imbalance between nodes.")]
 EpsilonIntra = Annotated[float | None, Option(help="Allowed compute imbalance inside a node.")]
 TokenTolerance = Annotated[float | None, Option(help="Allowed token imbalance.")]

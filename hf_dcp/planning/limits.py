@@ -45,9 +45,16 @@ def limits_nodes(config: DcpConfig) -> bool:
 
 def compute_tolerance(config: DcpConfig) -> float:
     """Allowed max / mean work of devices."""
+    inter, intra = _epsilons(config)
+    return (1 + inter) * (1 + intra) if limits_nodes(config) else 1 + inter
+
+
+def _epsilons(config: DcpConfig) -> tuple[float, float]:
+    """Between nodes, and inside them."""
+    if config.epsilon == "auto":
+        raise ValueError('epsilon="auto" is for plan_batch, which plans with several: write a number, such as 0.1')
     inter = config.epsilon if config.epsilon_inter is None else config.epsilon_inter
-    intra = config.epsilon if config.epsilon_intra is None else config.epsilon_intra
-    return (1 + inter) * (1 + intra) if limits_nodes(config) else 1 + config.epsilon
+    return inter, config.epsilon if config.epsilon_intra is None else config.epsilon_intra
 
 
 def find_limits(
@@ -60,7 +67,7 @@ def find_limits(
     """
     world = topology.world_size
     total, tokens = int(tile_work.sum()) * head_groups, int(block_size.sum())
-    inter = config.epsilon if config.epsilon_inter is None else config.epsilon_inter
+    inter, _ = _epsilons(config)
     compute = int(total / world * compute_tolerance(config))
     token_limit = int(tokens / world * (1 + config.token_tolerance))
     least_compute = lpt_bound(tile_work, head_groups, world, compute)

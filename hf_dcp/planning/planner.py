@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hf_dcp.config import DcpConfig
@@ -12,10 +12,13 @@ from hf_dcp.planning.codec import digest_of
 from hf_dcp.planning.objective import evaluate
 from hf_dcp.planning.placement import Placement, Solution, choose_layout, solve
 from hf_dcp.planning.plan import Plan
-from hf_dcp.planning.problem import Problem, build_problem
+from hf_dcp.planning.problem import Problem, build_problem, costed_passes
 from hf_dcp.planning.schedule import make_rank_plans
+from hf_dcp.planning.simulate import simulate
 from hf_dcp.planning.tiles import make_blocks, make_tiles
 
+EPSILONS = (0.10, 0.02)
+"""What ``DcpConfig(epsilon="auto")`` chooses between: bytes first, or compute first."""
 Solver = Callable[[Problem, DcpConfig], Placement]
 
 
@@ -40,6 +43,10 @@ def plan_batch(
         ValueError: if the settings don't fit the model (head groups that don't divide the KV heads, ...).
     """
     config = config or DcpConfig()
+    if config.epsilon == "auto":
+        return _fastest(
+            [plan_batch(batch, topology, shape, config.with_changes(epsilon=e), solver=solver) for e in EPSILONS]
+        )
     clock = _Clock()
     solution = (
         solve(batch, topology, shape, config) if solver is None else _solved(batch, topology, shape, config, solver)
@@ -55,6 +62,24 @@ def plan_batch(
     stamped = tuple(replace(plan, digest=digest) for plan in rank_plans)
     clock.lap("serialise")
     return Plan(batch, topology, shape, config, blocks, tiles, placement, solution.score, stamped, clock.laps)
+
+
+def _fastest(plans: Sequence[Plan]) -> Plan:
+    """The plan with the least predicted time of a step's attention; it has the CPU seconds of all."""
+    spent: dict[str, float] = {}
+    for plan in plans:
+        for step, seconds in plan.cpu_s.items():
+            spent[step] = spent.get(step, 0.0) + seconds
+    return replace(min(plans, key=predicted_seconds), cpu_s=spent)
+
+
+def predicted_seconds(plan: Plan) -> float:
+    """Seconds of attention, forward and backward, of all layers, at the rates of the plan's config."""
+    return sum(
+        layers * simulate(plan.rank_plans, which, plan.config.rates, window).total_s
+        for window, layers in plan.shape.windows
+        for which in costed_passes(plan.config)
+    )
 
 
 def _solved(batch: BatchSpec, topology: Topology, shape: ModelShape, config: DcpConfig, solver: Solver) -> Solution:

@@ -25,7 +25,7 @@ WRONG = {
     "kv heads": (["--lengths", "8", "--kv-heads", "3"], "kv_heads must divide heads"),
     "nodes 0": (["--lengths", "8", "--nodes", "0"], "nodes must be an integer of at least 1"),
     "nodes text": (["--lengths", "8", "--nodes", "many"], "write an integer, such as 4"),
-    "epsilon text": (["--lengths", "8", "--epsilon", "wide"], "write a number, such as 0.1"),
+    "epsilon text": (["--lengths", "8", "--epsilon", "wide"], "write a number, such as 0.1, or auto"),
     "epsilon negative": (["--lengths", "8", "--epsilon=-1"], "epsilon must be a number of at least 0"),
     "tolerance negative": (["--lengths", "8", "--token-tolerance=-1"], "token_tolerance must be"),
     "divisions 0": (["--lengths", "8", "--divisions", "0"], "divisions must be"),

@@ -95,6 +95,7 @@ def test_a_wrong_setting_ends_before_the_first_step(work_dir: Path) -> None:
     [
         (["--attention", "flash"], 'attention must be "dcp" or "sdpa"'),
         (["--block_size", "0"], "block_size must be"),
+        (["--epsilon", "wide"], "epsilon must be a number"),
         (["--dcp_size", "-1"], "dcp_size must be at least"),
         (["--column", "body"], "no column 'body': use one of path, text"),
         (["--mask", "window:0"], "window:0"),
