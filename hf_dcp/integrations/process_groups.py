@@ -19,7 +19,6 @@ from hf_dcp.lookahead.store import StoreAddress, StoreError
 from hf_dcp.planning.batch import Topology
 from hf_dcp.runtime import Communicator
 
-TEXT_BYTES = 512
 DCP_DIM = "cp"
 """Accelerate gives ranks along a dimension of this name the same batch."""
 
@@ -28,20 +27,18 @@ _servers: dict[str, dist.TCPStore] = {}
 
 
 def gather_texts(text: str, device: torch.device | str = "cpu") -> list[str]:
-    """The text of every process, in rank order. Nothing is unpickled. Collective over all processes.
+    """The text of every process, in rank order. Nothing is unpickled. Collective over all processes."""
+    data = bytearray(text.encode())
+    sizes = [int(size) for size in _gather(torch.tensor([len(data)], device=device))]
+    data.extend(bytes(max(sizes) + 1 - len(data)))
+    frames = _gather(torch.frombuffer(data, dtype=torch.uint8).to(device))
+    return [bytes(frame.cpu().numpy())[:size].decode() for frame, size in zip(frames, sizes, strict=True)]
 
-    Raises:
-        ValueError: for a text of more than 510 bytes.
-    """
-    data = text.encode()
-    if len(data) > TEXT_BYTES - 2:
-        raise ValueError(f"a text of {len(data)} bytes is too long to be gathered; {TEXT_BYTES - 2} is the most")
-    frame = len(data).to_bytes(2, "little") + data.ljust(TEXT_BYTES - 2, b"\0")
-    mine = torch.frombuffer(bytearray(frame), dtype=torch.uint8).to(device)
+
+def _gather(mine: torch.Tensor) -> list[torch.Tensor]:
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, mine)
-    frames = [bytes(other.cpu().numpy()) for other in everyone]
-    return [f[2 : 2 + int.from_bytes(f[:2], "little")].decode() for f in frames]
+    return everyone
 
 
 def collective_device(device_type: str) -> torch.device:
@@ -168,7 +165,7 @@ def _redis_trouble(plan_store: str, run: str) -> str:
     except ModuleNotFoundError:
         return REDIS_EXTRA
     except (ValueError, StoreError) as error:
-        return str(error)[: TEXT_BYTES - 100]
+        return str(error)
     return ""
 
 

@@ -14,6 +14,7 @@ import hf_dcp
 from hf_dcp.data.collator import DcpCollator
 from hf_dcp.integrations.process_groups import gather_texts
 from hf_dcp.integrations.trainer_checks import check_arguments
+from hf_dcp.rates import Rates
 from tests.integrations.small import VOCABULARY, rows, small_llama
 from tests.integrations.test_trainer import build, fresh
 from tests.multiprocess import run_ranks
@@ -122,14 +123,16 @@ def bad_input_on_ranks() -> dict[str, str]:
     world, rank = dist.get_world_size(), dist.get_rank()
     answers = {}
     answers["texts"] = "|".join(gather_texts("é" * rank))
+    answers["long texts"] = ",".join(str(len(text)) for text in gather_texts("é" * (3000 * rank + 1)))
+    measured = Rates(*(number / 3 for number in range(1, 9)))  # with all their digits
+    answers["measured rates"] = _message(_plugin(world, hardware=measured).setup)
     fresh()
     answers["world"] = _message(build, 3)
     fresh()
     answers["dropout"] = _message(build, world, model=small_llama(attention_dropout=0.1))
     fresh()
     answers["bloom"] = _message(build, world, model=_bloom())
-    differing = hf_dcp.DcpParallelismConfig(dcp_size=world, dcp=hf_dcp.DcpConfig(seed=rank))
-    answers["settings"] = _message(differing.setup)
+    answers["settings"] = _message(_plugin(world, seed=rank).setup)
     plugin = hf_dcp.DcpParallelismConfig(dcp_size=world, dcp=hf_dcp.DcpConfig(block_size=8), plan_timeout=20.0)
     model = small_llama()
     plugin.setup()
@@ -138,6 +141,10 @@ def bad_input_on_ranks() -> dict[str, str]:
     answers["other batch"] = _message(_other_batch, plugin, model)
     answers["digest"] = _message(_other_digest, plugin, model)
     return answers
+
+
+def _plugin(world: int, **settings: Any) -> Any:
+    return hf_dcp.DcpParallelismConfig(dcp_size=world, dcp=hf_dcp.DcpConfig(**settings))
 
 
 def _bloom() -> Any:
@@ -167,6 +174,8 @@ def test_bad_input_is_an_error_on_every_rank() -> None:
     results = run_ranks(bad_input_on_ranks, 2, timeout=150)
     for answers in results:
         assert answers.pop("texts") == "|é"
+        assert answers.pop("long texts") == "1,3001"
+        assert answers.pop("measured rates") == "no error"
         for name, text in {
             "world": "ValueError: dcp_size=3 does not divide the number of processes, 2",
             "dropout": "ValueError: LlamaForCausalLM has attention_dropout=0.1",
