@@ -120,6 +120,9 @@ class Trial(NamedTuple):
     """So much of the local tiles is kept for the last division."""
     kept: float = 0.0
     """So much of a device's compute, in other tiles, is: those whose results have the shortest way home."""
+    head: float = 1.0
+    """The first division holds at most so much of a device's compute: all devices are done with it at about the same time, and
+    gateways can pass rows on."""
     gap_behind: int = 0
     """1: a phase goes by in front of the last division, in which gateways receive results."""
 
@@ -186,11 +189,12 @@ def _assign_device(units, q, kv, links, d, trial, front, back, kept, seen_q, see
         room += units.seconds[order[i] // groups]
         if units.kind[order[i]] == RELAYED:
             patient[i] = later if room <= most * FULL * (phases >= later).sum() else early[i]
-    ends = _cuts(done, there, near, patient, phases, most)
+    head = trial.head * total
+    ends = _cuts(done, there, near, patient, phases, most, head)
     if ends[-1] < count:
-        ends = _cuts(done, there, near, early, phases, most)
+        ends = _cuts(done, there, near, early, phases, most, head)
     if ends[-1] < count:
-        ends = _cuts(done, there, near, early, phases, np.inf)
+        ends = _cuts(done, there, near, early, phases, np.inf, np.inf)
     begin, latest = 0, -1
     for c in range(len(phases)):
         for i in range(begin, ends[c]):
@@ -240,7 +244,7 @@ def _phases(count, first, gap, early, last):
 
 
 @nb.njit(cache=True)
-def _cuts(done, there, near, early, phases, most):
+def _cuts(done, there, near, early, phases, most, head):
     """int64[divisions]: where each division ends, so that rows are the least late, then divisions the most even; the last
     one ends early if it can't be done."""
     ends, tried = np.zeros(len(phases), np.int64), np.zeros(len(phases), np.int64)
@@ -250,14 +254,14 @@ def _cuts(done, there, near, early, phases, most):
     for i in range(len(done) if phases[0] > 0 else 0):  # what needs no other node belongs into the first division
         if early[i] <= 1 and near[i]:
             low = there[i]
-    if not _fits(done, there, early, phases, high, most, ends):
+    if not _fits(done, there, early, phases, high, most, head, ends):
         return ends
-    if _fits(done, there, early, phases, low, most, tried):
+    if _fits(done, there, early, phases, low, most, head, tried):
         high = low
         ends[:] = tried
     for _ in range(SEARCHES if high > low else 0):
         middle = (low + high) / 2
-        if _fits(done, there, early, phases, middle, most, tried):
+        if _fits(done, there, early, phases, middle, most, head, tried):
             high = middle
             ends[:] = tried
         else:
@@ -265,7 +269,7 @@ def _cuts(done, there, near, early, phases, most):
     small, large = done[-1] / len(phases), min(most, done[-1])
     for _ in range(SEARCHES):
         middle = (small + large) / 2
-        if _fits(done, there, early, phases, high, middle, tried):
+        if _fits(done, there, early, phases, high, middle, head, tried):
             large = middle
             ends[:] = tried
         else:
@@ -274,13 +278,15 @@ def _cuts(done, there, near, early, phases, most):
 
 
 @nb.njit(cache=True)
-def _fits(done, there, early, phases, late, most, ends):
-    """Whether divisions of at most ``most`` seconds, which begin at most ``late``, can hold all units; their ends."""
+def _fits(done, there, early, phases, late, most, head, ends):
+    """Whether divisions of at most ``most`` seconds (the first one: ``head``), which begin at most ``late``, can hold all
+    units; their ends."""
     at, before, local = 0, 0.0, np.searchsorted(early, 1)
     for c in range(len(phases)):
         begin = at
         at = min(np.searchsorted(early, phases[c] + 1), max(local, np.searchsorted(there, before + late, side="right")))
-        at = max(min(at, max(begin + 1, np.searchsorted(done, before + most, side="right"))), begin)
+        room = min(most, head) if c == 0 else most
+        at = max(min(at, max(begin + 1, np.searchsorted(done, before + room, side="right"))), begin)
         at = min(at, len(done))
         before = done[at - 1] if at > 0 else 0.0
         ends[c] = at
