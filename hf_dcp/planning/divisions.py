@@ -121,8 +121,8 @@ class Trial(NamedTuple):
     kept: float = 0.0
     """So much of a device's compute, in other tiles, is: those whose results have the shortest way home."""
     head: float = 1.0
-    """The first division holds at most so much of a device's compute: all devices are done with it at about the same time, and
-    gateways can pass rows on."""
+    """The first division holds at most so much of what a device computes on average: so all are done with it at about the same
+    time, and gateways can pass rows on."""
     gap_behind: int = 0
     """1: a phase goes by in front of the last division, in which gateways receive results."""
 
@@ -132,12 +132,13 @@ def assign_phases(units: Units, q: Side, kv: Side, links: Links, trial: Trial) -
     """The phase of every unit: int32[units]."""
     phase = np.zeros(len(units.kind), np.int32)
     seen_q, seen_kv = np.zeros(len(q.kind), np.bool_), np.zeros(len(kv.kind), np.bool_)
+    even = units.seconds.sum() * units.device.shape[1] / (len(units.begin) - 1)
     for d in range(len(units.begin) - 1):
         own = slice(units.begin[d], units.begin[d + 1])
         front, back = units.front[own], units.back[own].copy()
         if len(front) > 0:
             kept = _kept(units, back, trial.local, trial.kept) if trial.divisions > 1 else 0
-            _assign_device(units, q, kv, links, d, trial, front, back, kept, seen_q, seen_kv, phase)
+            _assign_device(units, q, kv, links, d, trial, even, front, back, kept, seen_q, seen_kv, phase)
     return phase
 
 
@@ -165,7 +166,7 @@ def _kept(units, back, local_share, kept_share):
 
 
 @nb.njit(cache=True)
-def _assign_device(units, q, kv, links, d, trial, front, back, kept, seen_q, seen_kv, phase):
+def _assign_device(units, q, kv, links, d, trial, even, front, back, kept, seen_q, seen_kv, phase):
     groups = units.device.shape[1]
     last = 0
     for i in range(kept):
@@ -189,7 +190,7 @@ def _assign_device(units, q, kv, links, d, trial, front, back, kept, seen_q, see
         room += units.seconds[order[i] // groups]
         if units.kind[order[i]] == RELAYED:
             patient[i] = later if room <= most * FULL * (phases >= later).sum() else early[i]
-    head = trial.head * total
+    head = trial.head * even
     ends = _cuts(done, there, near, patient, phases, most, head)
     if ends[-1] < count:
         ends = _cuts(done, there, near, early, phases, most, head)

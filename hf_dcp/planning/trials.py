@@ -21,6 +21,7 @@ MORE = (
     Trial(3, first=1, local=0.3, kept=0.2, gap_behind=1),
     Trial(3, first=1, gap=1, local=0.5, kept=0.12, gap_behind=1),
     Trial(3, first=1, gap=1, local=0.5, kept=0.12, head=0.17, gap_behind=1),
+    Trial(3, first=1, gap=1, local=0.5, kept=0.15, head=0.2, gap_behind=1),
     Trial(3, first=1, gap=1, kept=0.18, head=0.14, gap_behind=1),
     Trial(3, first=1, gap=2),
     Trial(3, first=1, gap=2, local=0.3),
