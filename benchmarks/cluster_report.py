@@ -103,7 +103,7 @@ def read(files: Iterable[Path]) -> list[Cell]:
     best: dict[tuple, dict[str, Any]] = {}
     for line in (line for file in files for line in file.read_text().splitlines()):
         raw = json.loads(line)
-        key = (raw["nodes"], raw["per_node"], -raw["mbit"], raw["batch"], raw["mask"])
+        key = (raw["nodes"], raw["per_node"], raw["mbit"], raw["batch"], raw["mask"])
         if key not in best or raw["foreign_cpu"] < best[key]["foreign_cpu"]:
             best[key] = raw
     for raw in best.values():
