@@ -23,7 +23,7 @@ SHAPE, TOPOLOGY = ModelShape(4, 2, 16, "fp32"), Topology.grid(4, 1)
 
 
 def test_dense_zigzag_is_exact_and_sends_every_row_everywhere() -> None:
-    batch = BatchSpec([301, 64, 7], masks.window(16))
+    batch = BatchSpec([301, 64, 7], masks.sliding_window(16))
     dense = training.dense_zigzag(batch, TOPOLOGY, SHAPE, DcpConfig())
     check(batch, dense.rank_plans, minimal=False)
     rows = RowBytes.of(SHAPE, dense.rank_plans[0].head_groups, "fp32")
