@@ -38,7 +38,10 @@ class DcpDataLoader:
         model: makes the model's attention known. Without it, it must be known already (``config.attach(model)``), or be
             that of the only kind of model with ``attn_implementation="dcp"`` in this process.
         tokens_per_batch: most tokens of a group's batch; None: those of the longest row.
-        lengths, seed, overlong, shuffle: see `hf_dcp.data.sampler.TokenBatches`.
+        lengths: see `hf_dcp.data.sampler.TokenBatches`, and so for the next three.
+        seed: of the order of rows.
+        overlong: what becomes of rows that are longer than a batch.
+        shuffle: whether rows are in another order in every epoch.
         accumulation: batches per optimiser step.
         lookahead: so many batches ahead are planned while one is trained on; None: that of ``config``. Workers and
             prefetched batches follow from it.

@@ -125,7 +125,8 @@ class ModelShape:
     """The attention of a model, as far as a plan depends on it.
 
     Args:
-        heads, kv_heads: query heads and KV heads; ``kv_heads`` divides ``heads``.
+        heads: query heads.
+        kv_heads: KV heads; they divide ``heads``.
         head_dim: elements of a head, the same for Q, K and V.
         dtype: type of Q, K and V, a key of ``hf_dcp.config.DTYPE_BYTES``.
         windows: (sliding window in tokens, or None; number of layers that have it), each window once.
