@@ -42,7 +42,6 @@ import sft
 DATASETS = ("longalign_10k", "ldc_reconstructed")
 MAX_LENGTHS = (2048, 16384, 4096, 8192)
 MASKS = ("causal", "lambda:8,512", "blockwise:32,2,1,1", "shared:0.2x4")
-SCHEMES = ("dcp", "zigzag")
 SHRUNK = 8
 """Lengths of the data sets are divided by so much."""
 TOKENS, STEPS, WARM = 16384, 4, 2
@@ -64,6 +63,7 @@ def dense_zigzag(batch: BatchSpec, topology: Topology, shape: ModelShape, config
 
 
 PLANNERS = {"dcp": plan_batch, "zigzag": dense_zigzag}
+"""By scheme."""
 
 
 def write_texts(dataset: str, folder: Path, count: int = 400) -> Path:
@@ -115,7 +115,7 @@ def run(options: argparse.Namespace) -> None:
             if astuple(cell) in done or (longest and agreed(late)):
                 continue
             since = time.monotonic()
-            seconds = {s: train(cell, s, texts[cell.dataset], options.hardware) for s in SCHEMES}
+            seconds = {s: train(cell, s, texts[cell.dataset], options.hardware) for s in PLANNERS}
             longest = max(longest, time.monotonic() - since)
             if sft.is_main():
                 with options.results.open("a") as out:
@@ -143,7 +143,7 @@ def table(file: Path) -> None:
     ratios: dict[str, list[float]] = {}
     for line in sorted(read(file), key=lambda line: (line["cell"][0], line["cell"][1])):
         name, longest, mask = line["cell"]
-        dcp, zigzag = (median(line["steps_s"][scheme]) for scheme in SCHEMES)
+        dcp, zigzag = (median(line["steps_s"][scheme]) for scheme in PLANNERS)
         ratios.setdefault(mask, []).append(zigzag / dcp)
         print(f"| {name} | {longest} | {mask} | {dcp:.2f} | {zigzag:.2f} | {zigzag / dcp:.2f} |")
     for mask, values in ratios.items():

@@ -99,15 +99,10 @@ class Recipe:
         if self.block_size != "auto" and not self.block_size.isdecimal():
             raise ValueError(f'block_size must be an integer of at least 1 or "auto", not {self.block_size!r}')
 
-        with contextlib.suppress(ValueError):
-            if self.epsilon == "auto" or float(self.epsilon) >= 0:
-                return
-        raise ValueError(f'epsilon must be a number of at least 0, such as 0.1, or "auto", not {self.epsilon!r}')
-
     def parallelism(self) -> hf_dcp.DcpParallelismConfig:
         config = hf_dcp.DcpConfig(
             block_size="auto" if self.block_size == "auto" else int(self.block_size),
-            epsilon="auto" if self.epsilon == "auto" else float(self.epsilon),
+            epsilon=number_or_text(self.epsilon),  # type: ignore[arg-type]
             hardware=read_hardware(self.hardware) or DEFAULT_HARDWARE,
         )
         return hf_dcp.DcpParallelismConfig(
@@ -117,6 +112,14 @@ class Recipe:
     def shown(self) -> dict[str, Any]:
         """The settings without the plan store, whose URL may hold a password."""
         return {name: value for name, value in asdict(self).items() if name != "plan_store"}
+
+
+def number_or_text(text: str) -> float | str:
+    """`DcpConfig` says what is wrong with a text."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def world_size() -> int:
