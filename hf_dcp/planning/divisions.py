@@ -17,7 +17,7 @@ seconds on its links since the beginning are late by x - c. The least lateness e
 **What can't be covered.** On a device, let L be the seconds of its local tiles, F the seconds that its first exchange takes,
 which it needs before any other tile, and R those of its last return, after which nothing but local tiles can be left. Before
 F is over and during R only local tiles can be computed, so that no schedule with these two exchanges waits less than
-max(0, F + R - L): `hf_dcp.planning.exposure.uncoverable`.
+max(0, F + R - L): `hf_dcp.planning.exposure`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from typing import NamedTuple
 import numba as nb
 import numpy as np
 
-from hf_dcp.planning.timeline import INSIDE, RELAYED, Links, Side
+from hf_dcp.planning.links import Links
+from hf_dcp.planning.transfers import BETWEEN, INSIDE, RELAYED, Transfers
+from hf_dcp.planning.units import Units
 
 LARGEST_SHARE = 0.38
 """No division holds more of a device's compute, if there are at least three."""
@@ -35,76 +37,6 @@ FULL = 0.98
 """Late divisions are filled to this share of the largest, so that relayed rows have as much time as can be had."""
 SEARCHES = 6
 """Steps of a bisection."""
-
-
-class Units(NamedTuple):
-    """Tiles of one head group each, and what their order on a device depends on."""
-
-    device: np.ndarray
-    """int32[tiles, groups]"""
-    seconds: np.ndarray
-    """float64[tiles]: of compute."""
-    begin: np.ndarray
-    """int64[world_size + 1]: where each device's units begin in the two orders."""
-    front: np.ndarray
-    """int64[units]: as they are computed, by device; a unit is ``tile * groups + group``."""
-    back: np.ndarray
-    """int64[units]: in which they are kept for the last division, by device."""
-    kind: np.ndarray
-    """int8[units]: where rows come from: 0 local, 1 the own node, 2 other nodes, 3 a gateway."""
-    returns: np.ndarray
-    """int8[units]: the same for where partial results go, 0 if there are none."""
-
-
-def make_units(
-    device: np.ndarray,
-    seconds: np.ndarray,
-    sides: tuple[Side, Side],
-    blocks: tuple[np.ndarray, np.ndarray],
-    world: int,
-) -> Units:
-    """
-    Args:
-        device: int32[tiles, groups].
-        seconds: float64[tiles].
-        blocks: int32[tiles] each, the Q and the KV block of every tile.
-    """
-    (kind_q, returns_q), (kind_kv, returns_kv) = (_kinds(device, side) for side in sides)
-    kind, returns = np.maximum(kind_q, kind_kv), np.maximum(returns_q, returns_kv)
-    flat, groups = device.ravel().astype(np.int64), device.shape[1]
-    # units that read the same remote rows, of the side whose rows come from farther away, are computed together
-    by_q = (kind_q > kind_kv) | ((kind_q == kind_kv) & _reads_more_q(device, sides, world).ravel())
-    q, kv = (np.repeat(block, groups).astype(np.int64) for block in blocks)
-    most = int(max(q.max(initial=0), kv.max(initial=0))) + 1
-    number = np.where(by_q, q, most + kv) * groups + np.tile(np.arange(groups), len(seconds))
-    span = 2 * most * groups
-    front = np.argsort(((flat * 4 + kind) * 4 + 3 - returns) * span + number, kind="stable")
-    back = np.argsort(((flat * 4 + returns) * 4 + 3 - kind) * span + number, kind="stable")
-    begin = np.searchsorted(flat[front], np.arange(world + 1))
-    return Units(device, seconds, begin, front, back, kind, returns)
-
-
-def _reads_more_q(device: np.ndarray, sides: tuple[Side, Side], world: int) -> np.ndarray:
-    """Whether the device of a unit receives more bytes of Q rows than of KV rows: bool[tiles, groups]."""
-    q, kv = (np.bincount(side.device, weights=side.inputs + side.partials, minlength=world) for side in sides)
-    return (q > kv)[device]
-
-
-@nb.njit(cache=True)
-def _kinds(device, side):
-    """(Where the rows of every unit on this side come from, where its results go): int8[units] each."""
-    tiles, groups = device.shape
-    kind, returns = np.zeros(tiles * groups, np.int8), np.zeros(tiles * groups, np.int8)
-    for t in range(tiles):
-        for g in range(groups):
-            base, unit = (device[t, g] * groups + g) * side.num_atoms, t * groups + g
-            for p in range(side.ptr[t], side.ptr[t + 1]):
-                use = side.lookup[base + side.atom[p]]
-                if use >= 0:
-                    kind[unit] = max(kind[unit], side.kind[use])
-                    if side.partials[use] > 0:
-                        returns[unit] = max(returns[unit], side.kind[use])
-    return kind, returns
 
 
 class Trial(NamedTuple):
@@ -128,69 +60,87 @@ class Trial(NamedTuple):
 
 
 @nb.njit(cache=True)
-def assign_phases(units: Units, q: Side, kv: Side, links: Links, trial: Trial) -> np.ndarray:
+def assign_phases(units: Units, transfers: Transfers, links: Links, trial: Trial) -> np.ndarray:
     """The phase of every unit: int32[units]."""
     phase = np.zeros(len(units.kind), np.int32)
-    seen_q, seen_kv = np.zeros(len(q.kind), np.bool_), np.zeros(len(kv.kind), np.bool_)
-    even = units.seconds.sum() * units.device.shape[1] / (len(units.begin) - 1)
-    for d in range(len(units.begin) - 1):
-        own = slice(units.begin[d], units.begin[d + 1])
-        front, back = units.front[own], units.back[own].copy()
-        if len(front) > 0:
-            kept = _kept(units, back, trial.local, trial.kept) if trial.divisions > 1 else 0
-            _assign_device(units, q, kv, links, d, trial, even, front, back, kept, seen_q, seen_kv, phase)
+    for device in range(len(units.begin) - 1):
+        assign_device(units, transfers, links, trial, device, phase)
     return phase
+
+
+@nb.njit(cache=True)
+def assign_device(units, transfers, links, trial, device, phase):
+    """Write the phases of one device's units to ``phase``."""
+    own = slice(units.begin[device], units.begin[device + 1])
+    front, back = units.front[own], units.back[own].copy()
+    if len(front) == 0:
+        return
+    seconds, kind = units.seconds, units.kind
+    total, last = 0.0, 0
+    for u in front:
+        phase[u] = 0
+        total += seconds[u]
+        last = max(last, _earliest(kind[u]))
+    kept = _kept(units, back, trial.local, trial.kept) if trial.divisions > 1 else 0
+    for i in range(kept):
+        phase[back[i]] = -1
+    order = np.empty(len(front) - kept, np.int64)
+    count = 0
+    for u in front:
+        if phase[u] == 0:
+            order[count] = u
+            count += 1
+    latest = _cut_device(units, transfers, links, trial, order, total, trial.divisions - (kept > 0), last, phase)
+    for i in range(kept):
+        phase[back[i]] = max(latest + 1 + trial.gap_behind, last)
+
+
+@nb.njit(cache=True)
+def _earliest(kind):
+    """The phase in which rows can be there at best."""
+    return kind - (kind >= BETWEEN)
 
 
 @nb.njit(cache=True)
 def _kept(units, back, local_share, kept_share):
     """Rearrange ``back`` so that what is kept for the last division comes first, and count it."""
-    groups = units.device.shape[1]
+    seconds, kind = units.seconds, units.kind
     total, local = 0.0, 0.0
     for u in back:
-        total += units.seconds[u // groups]
-        if units.kind[u] == 0:
-            local += units.seconds[u // groups]
+        total += seconds[u]
+        if kind[u] == 0:
+            local += seconds[u]
     if total == local:
         return 0
     kept = 0
     room = np.array([local_share * local, kept_share * total])
     for i in range(len(back)):
         u = back[i]
-        seconds, which = units.seconds[u // groups], 0 if units.kind[u] == 0 else 1
-        if seconds / 2 <= room[which]:
-            room[which] -= seconds
+        which = 0 if kind[u] == 0 else 1
+        if seconds[u] / 2 <= room[which]:
+            room[which] -= seconds[u]
             back[i], back[kept] = back[kept], u
             kept += 1
     return kept
 
 
 @nb.njit(cache=True)
-def _assign_device(units, q, kv, links, d, trial, even, front, back, kept, seen_q, seen_kv, phase):
-    groups = units.device.shape[1]
-    last = 0
-    for i in range(kept):
-        phase[back[i]] = -1
-    order, total = np.empty(len(front) - kept, np.int64), 0.0
-    count = 0
-    for u in front:
-        total += units.seconds[u // groups]
-        last = max(last, min(units.kind[u], 3) - (units.kind[u] >= 2))
-        if phase[u] == 0:
-            order[count] = u
-            count += 1
-    done, there = _prefixes(units, q, kv, links, d, order, seen_q, seen_kv)
-    early, most = np.empty(count, np.int64), LARGEST_SHARE * total if trial.divisions > 2 else np.inf
+def _cut_device(units, transfers, links, trial, order, total, divisions, last, phase):
+    """Cut the units of a device, in this order, into divisions; returns the phase of the last one."""
+    count, kind, seconds = len(order), units.kind, units.seconds
+    done, there = _prefixes(units, transfers, links, order)
+    most = LARGEST_SHARE * total if trial.divisions > 2 else np.inf
+    early, near = np.empty(count, np.int64), np.empty(count, np.bool_)
     for i in range(count):
-        early[i] = units.kind[order[i]] - (units.kind[order[i]] >= 2)
-    phases = _phases(trial.divisions - (kept > 0), trial.first, trial.gap, early, last)
-    patient, room, near = early.copy(), 0.0, units.kind[order] <= INSIDE
+        early[i], near[i] = _earliest(kind[order[i]]), kind[order[i]] <= INSIDE
+    phases = _phases(divisions, trial.first, trial.gap, early, last)
+    patient, room = early.copy(), 0.0
     later = phases[trial.gap] if 0 < trial.gap < len(phases) else np.int64(RELAYED)
     for i in range(count - 1, -1, -1):  # what comes last is given a phase more, in which its gateway receives it
-        room += units.seconds[order[i] // groups]
-        if units.kind[order[i]] == RELAYED:
+        room += seconds[order[i]]
+        if kind[order[i]] == RELAYED:
             patient[i] = later if room <= most * FULL * (phases >= later).sum() else early[i]
-    head = trial.head * even
+    head = trial.head * units.mean
     ends = _cuts(done, there, near, patient, phases, most, head)
     if ends[-1] < count:
         ends = _cuts(done, there, near, early, phases, most, head)
@@ -201,30 +151,29 @@ def _assign_device(units, q, kv, links, d, trial, even, front, back, kept, seen_
         for i in range(begin, ends[c]):
             phase[order[i]] = latest = phases[c]
         begin = ends[c]
-    for i in range(kept):
-        phase[back[i]] = max(latest + 1 + trial.gap_behind, last)
+    return latest
 
 
 @nb.njit(cache=True)
-def _prefixes(units, q, kv, links, d, order, seen_q, seen_kv):
+def _prefixes(units, transfers, links, order):
     """(Compute seconds, when the rows are there at best) of the first 1, 2, ... units."""
-    groups = units.device.shape[1]
+    ptr, uses, kinds, inputs = transfers.unit_ptr, transfers.unit_use, transfers.kind, transfers.inputs
+    seconds, per_byte, latency = units.seconds, links.seconds, links.latency
     done, there = np.empty(len(order)), np.empty(len(order))
-    seconds, queue = 0.0, np.zeros(4)
+    seen = np.zeros(len(kinds), np.bool_)
+    total, latest, queue = 0.0, 0.0, np.zeros(4)
     for i in range(len(order)):
-        t, g = order[i] // groups, order[i] % groups
-        seconds += units.seconds[t]
-        for side, seen in ((q, seen_q), (kv, seen_kv)):
-            base = (d * groups + g) * side.num_atoms
-            for p in range(side.ptr[t], side.ptr[t + 1]):
-                use = side.lookup[base + side.atom[p]]
-                if use >= 0 and not seen[use]:
-                    seen[use] = True
-                    kind = side.kind[use]
-                    if queue[kind] == 0.0:
-                        queue[kind] = links.latency[kind]
-                    queue[kind] += side.inputs[use] * links.seconds[kind]
-        done[i], there[i] = seconds, queue.max()
+        total += seconds[order[i]]
+        for p in range(ptr[order[i]], ptr[order[i] + 1]):
+            use = uses[p]
+            if not seen[use]:
+                seen[use] = True
+                kind = kinds[use]
+                if queue[kind] == 0.0:
+                    queue[kind] = latency[kind]
+                queue[kind] += inputs[use] * per_byte[kind]
+                latest = max(latest, queue[kind])
+        done[i], there[i] = total, latest
     return done, there
 
 

@@ -21,9 +21,9 @@ class Exposure:
     exposed_s: float
     """How much longer the pass takes than the busiest rank computes."""
     uncoverable_s: float
-    """Of the device with most: max(0, F + R - L). F: its links' time for what has to arrive before its first division
-    that reads a remote row; R: for partial results that leave it, or reach it, after its last division; L: its tiles on
-    local rows, all that it can compute meanwhile."""
+    """How much longer than the busiest rank computes a device takes that computes C and waits max(0, F + R - L), the most of
+    all. F: its links' time for what has to arrive before its first division that reads a remote row; R: for partial results
+    that leave it, or reach it, after its last division; L: its tiles on local rows, all that it can compute meanwhile."""
     exchange_s: float
     """Of the device whose links are busy longest."""
     mean_exchange_s: float
@@ -43,12 +43,13 @@ def exposure(rank_plans: Sequence[RankPlan], which: str, rates: Rates, window: i
         which: ``"forward"``, ``"backward"`` or ``"backward_keep"``.
     """
     devices = [_Device.of(plan, plan.window(window), which, rates) for plan in rank_plans]
+    compute = max(device.compute_s for device in devices)
     return Exposure(
         exposed_s=simulate(rank_plans, which, rates, window).exposed_s,
-        uncoverable_s=max(device.uncoverable_s for device in devices),
+        uncoverable_s=max(device.compute_s + device.waiting_s for device in devices) - compute,
         exchange_s=max(device.exchange_s for device in devices),
         mean_exchange_s=float(np.mean([device.exchange_s for device in devices])),
-        compute_s=max(device.compute_s for device in devices),
+        compute_s=compute,
         mean_compute_s=float(np.mean([device.compute_s for device in devices])),
     )
 
@@ -57,7 +58,8 @@ def exposure(rank_plans: Sequence[RankPlan], which: str, rates: Rates, window: i
 class _Device:
     compute_s: float
     exchange_s: float
-    uncoverable_s: float
+    waiting_s: float
+    """max(0, F + R - L)"""
 
     @classmethod
     def of(cls, plan: RankPlan, part: WindowPlan, which: str, rates: Rates) -> _Device:
@@ -85,8 +87,8 @@ class _Device:
 
         awaited = busy(incoming & ~partial & np.isin(exchange, first))
         returned = busy(partial & np.isin(exchange, last))
-        uncoverable = max(0.0, awaited + returned - seconds[local].sum())
-        return cls(float(seconds.sum()), busy(np.ones(len(size), bool)), float(uncoverable))
+        waiting = max(0.0, awaited + returned - seconds[local].sum())
+        return cls(float(seconds.sum()), busy(np.ones(len(size), bool)), float(waiting))
 
 
 def _bounds(one: PassPlan, local: np.ndarray) -> tuple[list[int], list[int]]:

@@ -9,15 +9,17 @@ import numpy as np
 
 from hf_dcp.config import DcpConfig
 from hf_dcp.planning.batch import BatchSpec, ModelShape, RowBytes, Topology
-from hf_dcp.planning.divisions import Trial, assign_phases, make_units
+from hf_dcp.planning.divisions import Trial
 from hf_dcp.planning.items import device_items, make_items, make_rectangles
+from hf_dcp.planning.links import Links
 from hf_dcp.planning.messages import Timing, make_pass, pass_tables
 from hf_dcp.planning.plan import PASSES, RankPlan, WindowPlan
 from hf_dcp.planning.problem import costed_passes
 from hf_dcp.planning.simulate import row_seconds, unit_flops
 from hf_dcp.planning.tiles import Blocks, Tiles
-from hf_dcp.planning.timeline import RELAYED, Links, Side, Work, exchange_numbers, predict
-from hf_dcp.planning.trials import Schedule, choose
+from hf_dcp.planning.transfers import Transfers
+from hf_dcp.planning.trials import Trials, schedule_by
+from hf_dcp.planning.units import make_units
 from hf_dcp.planning.uses import LocalRows, Uses, find_uses, remote_rows, token_runs
 
 MOST_EFFORT, PAIR_EFFORT = 50_000, 8
@@ -111,8 +113,8 @@ class _Scheduler:
 
     tile_device: np.ndarray
     tiles: Tiles
-    sides: tuple[Side, Side]
-    """Of Q and of KV, without bytes."""
+    transfers: Transfers
+    """Without bytes."""
     counts: tuple[np.ndarray, np.ndarray]
     """Rows of every use, of Q and of KV."""
     topology: Topology
@@ -130,48 +132,35 @@ class _Scheduler:
         shape: ModelShape,
         config: DcpConfig,
     ) -> _Scheduler:
-        sides = (Side.of(q, tiles.q_atoms, topology), Side.of(kv, tiles.kv_atoms, topology))
-        return cls(tile_device, tiles, sides, (q.count, kv.count), topology, shape, config)
+        transfers = Transfers.of((q, kv), tiles, tile_device, topology)
+        return cls(tile_device, tiles, transfers, (q.count, kv.count), topology, shape, config)
 
     def schedule(self, name: str) -> tuple[np.ndarray, tuple[Timing, Timing]]:
         """The phase of each (tile, group), int32[tiles, groups], and the exchanges of Q and KV rows."""
-        shape, config, topology, groups = self.shape, self.config, self.topology, self.tile_device.shape[1]
+        shape, config, tiles, groups = self.shape, self.config, self.tiles, self.tile_device.shape[1]
         which = name if name == "forward" else costed_passes(config)[1]
         row_bytes, rates = RowBytes.of(shape, groups, config.reduce_dtype), config.rates
-        inputs, partials = row_bytes.inputs(which), row_bytes.partials(which)
-        q, kv = (self.sides[i].carrying(self.counts[i], inputs[i], partials[i]) for i in (0, 1))
-        seconds = self.tiles.area * (unit_flops(shape, groups, name) / rates.device_flops)
-        links, work = Links.of(rates, topology), self._work(seconds, name)
-        units = make_units(self.tile_device, seconds, (q, kv), (self.tiles.q, self.tiles.kv), topology.world_size)
+        transfers = self.transfers.carrying(self.counts, row_bytes.inputs(which), row_bytes.partials(which))
+        links = Links.of(rates, self.topology, row_seconds(rates, groups, name))
+        seconds = tiles.area * (unit_flops(shape, groups, name) / rates.device_flops)
+        before = np.append(0, np.cumsum(tiles.q_rows.end - tiles.q_rows.begin))
+        rows, blocks = np.diff(before[tiles.q_rows.ptr]), (tiles.q, tiles.kv)
+        units = make_units(self.tile_device, seconds, rows, transfers, blocks, self.topology.world_size)
         sure = self._without_trials()
-
-        def make(trial: Trial) -> Schedule:
-            phase = assign_phases(units, q, kv, links, trial)
-            numbers = exchange_numbers(q, self.tile_device, phase), exchange_numbers(kv, self.tile_device, phase)
-            if sure is not None:
-                return Schedule(trial, phase, numbers, 0.0)
-            total = predict(q, kv, numbers, self.tile_device, phase, work, topology.node, links)
-            return Schedule(trial, phase, numbers, total)
-
         if sure is not None:
-            chosen = make(sure)
+            phase, arrive, leave = schedule_by(sure, units, transfers, links)
         else:
-            relayed = any(np.any(side.kind == RELAYED) for side in self.sides)
-            busiest = np.bincount(self.tile_device.ravel(), weights=np.repeat(seconds, groups)).max(initial=0.0)
-            chosen = choose(make, config.divisions, relayed, busiest)
-        timings = Timing(*chosen.numbers[0]), Timing(*chosen.numbers[1])
-        return chosen.phase.reshape(self.tile_device.shape), timings
-
-    def _work(self, seconds: np.ndarray, name: str) -> Work:
-        tiles, rates = self.tiles, self.config.rates
-        ends = np.append(0, np.cumsum(tiles.q_rows.end - tiles.q_rows.begin))[tiles.q_rows.ptr]
-        return Work(seconds, tiles.q, np.diff(ends), row_seconds(rates, self.tile_device.shape[1], name))
+            trials = Trials(units, transfers, links, self.topology.node, config.divisions, config.seed)
+            phase, arrive, leave = trials.best()
+        num_q = transfers.num_q
+        timings = Timing(arrive[:num_q], leave[:num_q]), Timing(arrive[num_q:], leave[num_q:])
+        return phase.reshape(self.tile_device.shape), timings
 
     def _without_trials(self) -> Trial | None:
         """How divisions are cut where there is nothing to compare, or too much."""
-        if not any(len(count) for count in self.counts):
+        if len(self.transfers.kind) == 0:
             return Trial(1)
-        effort = sum(len(side.atom) for side in self.sides) * self.tile_device.shape[1]
-        effort += PAIR_EFFORT * self.topology.world_size**2
+        atoms = len(self.tiles.q_atoms.tile_atom) + len(self.tiles.kv_atoms.tile_atom)
+        effort = atoms * self.tile_device.shape[1] + PAIR_EFFORT * self.topology.world_size**2
         most = self.config.divisions
         return Trial(most, first=int(most > 2)) if effort > MOST_EFFORT else None

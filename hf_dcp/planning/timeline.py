@@ -6,6 +6,8 @@ numbers ascend with starts and with ends, on all ranks, and a link that keeps th
 Rows straight from their owner that phase p needs have two phases' time: number 2 p - 3 (phase 1: number 0). Rows passed
 on by a gateway, which has to have them, have one: 2 p - 2. Partial results made in phase p, the last that adds to them, leave
 as number 2 p + 3 for their owner, or 2 p + 2 for a gateway, which adds its own and sends them on a phase later.
+
+A `Timeline` is kept up to date while devices change their divisions: what is the same isn't counted again.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ from typing import NamedTuple
 import numba as nb
 import numpy as np
 
-from hf_dcp.planning.batch import Topology
-from hf_dcp.planning.tiles import Atoms
-from hf_dcp.planning.uses import Uses
-from hf_dcp.rates import Rates
+from hf_dcp.planning.links import Links
+from hf_dcp.planning.transfers import BETWEEN, Transfers
+from hf_dcp.planning.units import Units
 
-INSIDE, BETWEEN, RELAYED = 1, 2, 3
+NEVER = 1 << 30
+LATE = 6
+"""The last phase comes less than so many after as many as there may be divisions; and results go home after it."""
 
 
 def started_in(exchange: int) -> int:
@@ -33,204 +36,257 @@ def completed_in(exchange: int) -> int:
     return (exchange + 1) // 2
 
 
-class Side(NamedTuple):
-    """The uses of one side (Q or KV) as compiled functions want them; see `Uses`."""
+class Timeline(NamedTuple):
+    """When all devices compute and exchange in one pass."""
 
-    ptr: np.ndarray
-    """int64[tiles + 1]"""
-    atom: np.ndarray
-    """int32[...]: the atoms of every tile."""
-    num_atoms: int
-    lookup: np.ndarray
-    """int64[world_size * groups * atoms]: the use of (device, group, atom), or -1."""
-    device: np.ndarray
-    source: np.ndarray
-    via: np.ndarray
-    kind: np.ndarray
-    """int8[uses]: `INSIDE`, `BETWEEN`: straight from the owner; `RELAYED`."""
-    inputs: np.ndarray
-    """int64[uses]: bytes towards the tiles."""
-    partials: np.ndarray
-    """int64[uses]: bytes of partial results; 0: there are none."""
-
-    @classmethod
-    def of(cls, uses: Uses, atoms: Atoms, topology: Topology) -> Side:
-        """Of a pass that is still open: without bytes."""
-        foreign = topology.node[uses.source] != topology.node[uses.device]
-        kind = np.where(uses.via >= 0, RELAYED, np.where(foreign, BETWEEN, INSIDE)).astype(np.int8)
-        nothing = np.zeros(0, np.int64)
-        where = (uses.device, uses.source, uses.via, kind)
-        return cls(atoms.tile_ptr, atoms.tile_atom, len(atoms.begin), uses.index, *where, nothing, nothing)
-
-    def carrying(self, rows: np.ndarray, inputs: int, partials: int) -> Side:
-        """The same with bytes per row."""
-        return self._replace(inputs=rows * inputs, partials=rows * partials)
+    first: np.ndarray
+    """int64[uses]: the first phase in which the device's own units need the rows."""
+    last: np.ndarray
+    """int64[uses]: the last one."""
+    arrive: np.ndarray
+    """int64[uses]: the exchange in which the rows arrive."""
+    leave: np.ndarray
+    """int64[uses]: the exchange in which their partial results leave."""
+    compute: np.ndarray
+    """float64[world_size, phases]: seconds."""
+    traffic: np.ndarray
+    """int64[exchanges, 2, world_size, world_size]: bytes of inputs and of partial results, from one device to another."""
+    sends: np.ndarray
+    """int64[exchanges, 2, world_size]: uses that a device sends rows for."""
+    receives: np.ndarray
+    """int64[exchanges, 2, world_size]: those that it receives rows for."""
+    span: np.ndarray
+    """float64[exchanges, 2, world_size, world_size, 2]: when a message leaves its sender, first and last byte."""
+    cause: np.ndarray
+    """int64[world_size, phases, 2]: whose message a device waits for longest at the end of a phase, and the phase in which it
+    was started; -1 where it doesn't wait."""
+    counted: np.ndarray
+    """bool[phases, blocks]: scratch, all False: whether a Q block's rows are counted already."""
 
 
-class Work(NamedTuple):
-    """What the tiles of one pass take; all of one head group."""
-
-    seconds: np.ndarray
-    """float64[tiles]: of arithmetic."""
-    q: np.ndarray
-    """int32[tiles]: the Q block."""
-    rows: np.ndarray
-    """int64[tiles]: query rows."""
-    row_s: float
-    """Seconds for each query row of a division, once for all tiles of a Q block."""
-
-
-class Links(NamedTuple):
-    """Rates as compiled functions want them; entries by kind of row, 0 unused."""
-
-    seconds: np.ndarray
-    """float64[4]: per byte. A gateway's rows come over links between nodes, those of all gateways at once."""
-    latency: np.ndarray
-    """float64[4]"""
-    launch: float
-    call: float
-
-    @classmethod
-    def of(cls, rates: Rates, topology: Topology) -> Links:
-        gateways = max(1, topology.world_size // topology.num_nodes)
-        inside, between = 1 / rates.intra_bytes, 1 / rates.inter_bytes
-        seconds = np.array([0.0, inside, between, inside + between / gateways])
-        latency = np.array([0.0, rates.intra_latency_s, rates.latency_s, rates.latency_s + rates.intra_latency_s])
-        return cls(seconds, latency, rates.launch_s, rates.call_s)
+def make_timeline(transfers: Transfers, units: Units, divisions: int) -> Timeline:
+    """An empty one, for schedules of at most so many divisions."""
+    world, uses, phases = len(units.begin) - 1, len(transfers.kind), divisions + LATE
+    return Timeline(
+        first=np.full(uses, NEVER),
+        last=np.full(uses, -1),
+        arrive=np.full(uses, -1),
+        leave=np.full(uses, -1),
+        compute=np.zeros((world, phases)),
+        traffic=np.zeros((2 * phases, 2, world, world), np.int64),
+        sends=np.zeros((2 * phases, 2, world), np.int64),
+        receives=np.zeros((2 * phases, 2, world), np.int64),
+        span=np.zeros((2 * phases, 2, world, world, 2)),
+        cause=np.full((world, phases, 2), -1),
+        counted=np.zeros((phases, int(units.block.max(initial=-1)) + 1), bool),
+    )
 
 
 @nb.njit(cache=True)
-def exchange_numbers(side: Side, device: np.ndarray, phase: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """In which exchange the rows of every use arrive, and in which their partial results leave.
+def predict(
+    line: Timeline, transfers: Transfers, units: Units, links: Links, phase: np.ndarray, node: np.ndarray
+) -> float:
+    """Seconds until the last rank is done: what `hf_dcp.planning.simulate` says of the rank plans, without making them.
+    Query rows are counted by Q block: where tiles of a block hold different ones, times with ``links.row`` are only close.
 
     Args:
-        device: int32[tiles, groups]
+        line: holds this schedule afterwards.
         phase: int32[units]
-
-    Returns:
-        int64[uses] each.
+        node: int32[world_size]
     """
-    tiles, groups = device.shape
-    first, last = np.full(len(side.device), 1 << 30), np.full(len(side.device), -1)
-    for t in range(tiles):
-        for g in range(groups):
-            base, when = (device[t, g] * groups + g) * side.num_atoms, phase[t * groups + g]
-            for p in range(side.ptr[t], side.ptr[t + 1]):
-                use = side.lookup[base + side.atom[p]]
-                if use >= 0:
-                    first[use] = min(first[use], when)
-                    last[use] = max(last[use], when)
+    for device in range(len(node)):
+        put_device(line, transfers, units, links, phase, device)
+    number_exchanges(line, transfers)
+    return run(line, links, node, np.inf).max()
+
+
+@nb.njit(cache=True)
+def put_device(line, transfers, units, links, phase, device):
+    """Note the phases of one device's units, new or changed ones."""
+    ptr, uses, seconds = transfers.unit_ptr, transfers.unit_use, units.seconds
+    first, last, compute = line.first, line.last, line.compute[device]
+    own = units.front[units.begin[device] : units.begin[device + 1]]
+    compute[:] = 0.0
+    for unit in own:
+        for p in range(ptr[unit], ptr[unit + 1]):
+            first[uses[p]], last[uses[p]] = NEVER, -1
+    for unit in own:
+        when = phase[unit]
+        for p in range(ptr[unit], ptr[unit + 1]):
+            first[uses[p]], last[uses[p]] = min(first[uses[p]], when), max(last[uses[p]], when)
+        if compute[when] == 0.0:
+            compute[when] = links.launch
+        compute[when] += seconds[unit]
+    if links.row > 0.0:
+        counted, block, rows = line.counted, units.block, units.rows
+        for unit in own:
+            if not counted[phase[unit], block[unit]]:
+                counted[phase[unit], block[unit]] = True
+                compute[phase[unit]] += rows[unit] * links.row
+        for unit in own:
+            counted[phase[unit], block[unit]] = False
+
+
+@nb.njit(cache=True)
+def exchange_numbers(transfers: Transfers, phase: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """In which exchange the rows of every use arrive, and in which their partial results leave: int64[uses] each.
+
+    Args:
+        phase: int32[units]
+    """
+    first, last = np.full(len(transfers.kind), NEVER), np.full(len(transfers.kind), -1)
+    for unit in range(len(phase)):
+        for p in range(transfers.unit_ptr[unit], transfers.unit_ptr[unit + 1]):
+            use = transfers.unit_use[p]
+            first[use] = min(first[use], phase[unit])
+            last[use] = max(last[use], phase[unit])
+    return _numbers(transfers, first, last)
+
+
+@nb.njit(cache=True)
+def _numbers(transfers, first, last):
+    via = transfers.via
     for use in range(len(first)):
-        gateway = side.via[use]
+        gateway = via[use]
         if gateway >= 0:
             first[gateway] = min(first[gateway], first[use] - 1)
             last[gateway] = max(last[gateway], last[use] + 1)
     arrive, leave = np.empty(len(first), np.int64), np.empty(len(first), np.int64)
     for use in range(len(first)):
-        relayed = side.via[use] >= 0
+        relayed = via[use] >= 0
         arrive[use] = 2 * first[use] - 2 if relayed else max(0, 2 * first[use] - 3)
         leave[use] = 2 * last[use] + 2 if relayed else 2 * last[use] + 3
     return arrive, leave
 
 
 @nb.njit(cache=True)
-def _count_bytes(side, numbers, traffic):
-    arrive, leave = numbers
-    for use in range(len(side.device)):
-        traffic[arrive[use], 0, side.source[use], side.device[use]] += side.inputs[use]
-        if side.partials[use] > 0:
-            traffic[leave[use], 1, side.device[use], side.source[use]] += side.partials[use]
+def number_exchanges(line, transfers):
+    """Bring numbers of exchanges and traffic up to date, after `put_device`."""
+    device, source, inputs, partials = transfers.device, transfers.source, transfers.inputs, transfers.partials
+    before, gone_before, traffic, sends, receives = line.arrive, line.leave, line.traffic, line.sends, line.receives
+    arrive, leave = _numbers(transfers, line.first.copy(), line.last.copy())
+    for u in range(len(arrive)):
+        if arrive[u] != before[u]:
+            _send(traffic, sends, receives, before[u], 0, source[u], device[u], -inputs[u], -1)
+            _send(traffic, sends, receives, arrive[u], 0, source[u], device[u], inputs[u], 1)
+            before[u] = arrive[u]
+        if leave[u] != gone_before[u]:
+            if partials[u] > 0:
+                _send(traffic, sends, receives, gone_before[u], 1, device[u], source[u], -partials[u], -1)
+                _send(traffic, sends, receives, leave[u], 1, device[u], source[u], partials[u], 1)
+            gone_before[u] = leave[u]
+
+
+@nb.njit(cache=True, forceinline=True)
+def _send(traffic, sends, receives, exchange, partial, sender, receiver, size, count):
+    if exchange >= 0:
+        traffic[exchange, partial, sender, receiver] += size
+        sends[exchange, partial, sender] += count
+        receives[exchange, partial, receiver] += count
 
 
 @nb.njit(cache=True)
-def predict(
-    q: Side,
-    kv: Side,
-    numbers: tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
-    device: np.ndarray,
-    phase: np.ndarray,
-    work: Work,
-    node: np.ndarray,
-    links: Links,
-) -> float:
-    """Seconds until the last rank is done: what `hf_dcp.planning.simulate` says of the rank plans, without making them.
-    Query rows are counted by Q block: where tiles of a block hold different ones, times with ``row_s`` are close, not equal.
-
-    Args:
-        numbers: of `exchange_numbers`, for Q and for KV.
-        device: int32[tiles, groups]
-        phase: int32[units]
-        node: int32[world_size]
-    """
-    world = len(node)
-    most = 2 * phase.max() + 4 if len(phase) > 0 else 1
-    for arrive, leave in numbers:
-        if len(arrive) > 0:
-            most = max(most, arrive.max() + 1, leave.max() + 1)
-    traffic = np.zeros((most, 2, world, world), np.int64)
-    _count_bytes(q, numbers[0], traffic)
-    _count_bytes(kv, numbers[1], traffic)
-    return _run(traffic, _compute(device, phase, work, links, world, most // 2 + 1), node, links)
-
-
-@nb.njit(cache=True)
-def _compute(device, phase, work, links, world, phases):
-    """Seconds of every device in every phase: float64[world_size, phases]."""
-    tiles, groups = device.shape
-    compute, rows = np.zeros((world, phases)), np.zeros((world, phases))
-    launched = np.zeros((world, phases), np.bool_)
-    blocks = work.q.max() + 1 if tiles > 0 and work.row_s > 0 else 0
-    counted = np.zeros((phases, world, groups, blocks), np.bool_)
-    for t in range(tiles):
-        for g in range(groups):
-            d, p = device[t, g], phase[t * groups + g]
-            compute[d, p] += work.seconds[t]
-            launched[d, p] = True
-            if blocks > 0 and not counted[p, d, g, work.q[t]]:
-                counted[p, d, g, work.q[t]] = True
-                rows[d, p] += work.rows[t]
-    return compute + rows * work.row_s + links.launch * launched
-
-
-@nb.njit(cache=True)
-def _run(traffic, compute, node, links):
-    world = len(node)
+def run(line, links, node, bound):
+    """When every device is done: float64[world_size], in seconds; it may end early, above ``bound``, if one needs longer."""
+    compute, cause, seconds, latency = line.compute, line.cause, links.seconds, links.latency
+    traffic, sends, receives, span = line.traffic, line.sends, line.receives, line.span
+    world, phases = compute.shape
     clock = np.full(world, links.call)
+    left = compute.sum(1)
     sent, received = np.zeros((world, 2)), np.zeros((world, 2))  # when queues are free: between nodes, inside
-    begin, end = np.zeros(traffic.shape), np.zeros(traffic.shape)
-    waiting = np.empty((2 * world, 4))
-    for p in range(compute.shape[1]):
-        for x in range(2 * p, min(2 * p + 2, len(traffic))):
+    waiting = np.empty((2 * world, 5))
+    cause[:] = -1
+    for p in range(phases):
+        for x in range(2 * p, 2 * p + 2):
             for rank in range(world):
                 for partial in range(2):
-                    for peer in range(world):
-                        size = traffic[x, partial, rank, peer]
-                        if size > 0:
-                            inside = int(node[rank] == node[peer])
-                            begin[x, partial, rank, peer] = max(clock[rank], sent[rank, inside])
-                            sent[rank, inside] = begin[x, partial, rank, peer] + size * links.seconds[2 - inside]
-                            end[x, partial, rank, peer] = sent[rank, inside]
-        clock += compute[:, p]
-        for x in range(max(0, 2 * p - 1), min(2 * p + 1, len(traffic))):
+                    if sends[x, partial, rank] > 0:
+                        _start(
+                            traffic[x, partial, rank],
+                            span[x, partial, rank],
+                            seconds,
+                            node,
+                            rank,
+                            clock[rank],
+                            sent[rank],
+                        )
+        for rank in range(world):
+            clock[rank] += compute[rank, p]
+            left[rank] -= compute[rank, p]
+        for x in range(max(0, 2 * p - 1), 2 * p + 1):
             for rank in range(world):
                 count = 0
                 for partial in range(2):
-                    for peer in range(world):
-                        if traffic[x, partial, peer, rank] > 0:
-                            row = (begin[x, partial, peer, rank], end[x, partial, peer, rank])
-                            inside = int(node[rank] == node[peer])
-                            at = count
-                            while at > 0 and row < (waiting[at - 1, 0], waiting[at - 1, 1]):
-                                waiting[at] = waiting[at - 1]
-                                at -= 1
-                            waiting[at, 0], waiting[at, 1] = row
-                            waiting[at, 2], waiting[at, 3] = traffic[x, partial, peer, rank], inside
-                            count += 1
+                    if receives[x, partial, rank] > 0:
+                        count = _list_incoming(traffic[x, partial], span[x, partial], node, rank, waiting, count)
                 for i in range(count):
                     inside = int(waiting[i, 3])
-                    free = max(received[rank, inside], waiting[i, 0]) + waiting[i, 2] * links.seconds[2 - inside]
+                    free = max(received[rank, inside], waiting[i, 0]) + waiting[i, 2] * seconds[BETWEEN - inside]
                     received[rank, inside] = free
-                    clock[rank] = max(clock[rank], max(free, waiting[i, 1]) + links.latency[2 - inside])
+                    there = max(free, waiting[i, 1]) + latency[BETWEEN - inside]
+                    if there > clock[rank]:
+                        clock[rank] = there
+                        cause[rank, p, 0], cause[rank, p, 1] = int(waiting[i, 4]), x // 2
+        if np.max(clock + left) > bound:
+            return clock + left
     for rank in range(world):
         clock[rank] = max(clock[rank], sent[rank].max())
-    return clock.max()
+    return clock
+
+
+@nb.njit(cache=True, forceinline=True)
+def _start(traffic, span, seconds, node, rank, clock, sent):
+    """Send what a device has to send in an exchange, inputs or partial results."""
+    for peer in range(len(node)):
+        if traffic[peer] > 0:
+            inside = int(node[rank] == node[peer])
+            span[peer, 0] = max(clock, sent[inside])
+            sent[inside] = span[peer, 0] + traffic[peer] * seconds[BETWEEN - inside]
+            span[peer, 1] = sent[inside]
+
+
+@nb.njit(cache=True, forceinline=True)
+def _list_incoming(traffic, span, node, rank, waiting, count):
+    """Insert what a device receives in an exchange, inputs or partial results, in the order in which it was sent: rows of
+    (first byte leaves, last byte leaves, bytes, inside the node, sender). How many there are now."""
+    for peer in range(len(node)):
+        if traffic[peer, rank] > 0:
+            begin, end = span[peer, rank, 0], span[peer, rank, 1]
+            at = count
+            while at > 0 and (begin, end) < (waiting[at - 1, 0], waiting[at - 1, 1]):
+                for column in range(5):
+                    waiting[at, column] = waiting[at - 1, column]
+                at -= 1
+            waiting[at, 0], waiting[at, 1], waiting[at, 2] = begin, end, traffic[peer, rank]
+            waiting[at, 3], waiting[at, 4] = int(node[rank] == node[peer]), peer
+            count += 1
+    return count
+
+
+@nb.njit(cache=True)
+def list_involved(line, node, clock, found):
+    """The devices that the last one waits for, directly or not, and those with which these shared the links at that time: how
+    many are listed in ``found``; none if it doesn't wait at all."""
+    traffic, cause = line.traffic, line.cause
+    rank, p = np.argmax(clock), cause.shape[1] - 1
+    involved = np.zeros(len(node), np.bool_)
+    while p >= 0:
+        sender, start = cause[rank, p]
+        if sender < 0:
+            p -= 1
+            continue
+        inside = node[sender] == node[rank]
+        for x in range(max(0, 2 * start - 2), 2 * start + 2):
+            for partial in range(2):
+                for peer in range(len(node)):
+                    after = traffic[x, partial, sender, peer] > 0 and (node[sender] == node[peer]) == inside
+                    before = traffic[x, partial, peer, rank] > 0 and (node[peer] == node[rank]) == inside
+                    involved[peer] |= after | before
+        involved[sender] = involved[rank] = True
+        rank, p = sender, start - 1
+    count = 0
+    for device in range(len(node)):
+        if involved[device]:
+            found[count] = device
+            count += 1
+    return count

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from hf_dcp.planning.divisions import Trial
+from hf_dcp.planning.adjust import adjust
+from hf_dcp.planning.divisions import Trial, assign_phases
+from hf_dcp.planning.links import Links
+from hf_dcp.planning.timeline import exchange_numbers, make_timeline, predict
+from hf_dcp.planning.transfers import RELAYED, Transfers
+from hf_dcp.planning.units import Units
 
 TWO = (Trial(2), Trial(2, local=0.5))
 """How two divisions are cut."""
@@ -15,58 +19,96 @@ MORE = (
     Trial(3),
     Trial(3, local=0.3),
     Trial(3, local=0.5),
-    Trial(3, kept=0.2),
-    Trial(3, first=1),
     Trial(3, first=1, kept=0.12, gap_behind=1),
     Trial(3, first=1, local=0.3, kept=0.2, gap_behind=1),
-    Trial(3, first=1, gap=1, local=0.5, kept=0.12, gap_behind=1),
     Trial(3, first=1, gap=1, local=0.5, kept=0.12, head=0.17, gap_behind=1),
     Trial(3, first=1, gap=1, local=0.5, kept=0.15, head=0.2, gap_behind=1),
-    Trial(3, first=1, gap=1, kept=0.18, head=0.14, gap_behind=1),
     Trial(3, first=1, gap=2),
     Trial(3, first=1, gap=2, local=0.3),
-    Trial(3, gap=1, local=0.5, gap_behind=1),
     Trial(3, gap=2),
     Trial(3, gap=2, local=0.3, kept=0.12, gap_behind=1),
 )
-"""How three are, and more. Out of some 800 ways these leave the least exposed between them, with four divisions at most, on
-average over 142 passes: of the batches of reference, and of 15 data sets. Those with a ``head`` came later: by 92 passes
-with relayed rows, and two of their shares by the batch of one sequence alone."""
+"""How three are, and more: ways that leave little exposed between them. They were found among some 800 by 142 passes of the
+batches of reference and of 15 data sets; the two with a ``head`` by 92 passes with relayed rows, their shares by the batch of
+one sequence alone. What a way for a single device could still add is found by `adjust`."""
 FEWER = 2
 """So many of the best are also tried with fewer divisions."""
 CLOSE = 1.02
 """Fewer divisions are taken if they lose at most so many times what the best lose."""
-
-Numbers = tuple[np.ndarray, np.ndarray]
-"""In which exchange the rows of every use arrive, and in which their partial results leave."""
+TRIES, PAIRS = 400, 1024
+"""So many ways of single devices are tried, to improve the best of all; fewer if there are more pairs of devices than this."""
 
 
 class Schedule(NamedTuple):
     """The divisions and exchanges of one pass on all devices."""
 
-    trial: Trial
     phase: np.ndarray
     """int32[units]"""
-    numbers: tuple[Numbers, Numbers]
-    """Of Q rows, and of KV rows."""
+    arrive: np.ndarray
+    """int64[uses]: in which exchange rows arrive."""
+    leave: np.ndarray
+    """int64[uses]: in which their partial results leave."""
+
+
+class _Tried(NamedTuple):
+    trial: Trial
+    phase: np.ndarray
     seconds: float
-    """Predicted, until the last rank is done; 0 where nothing is compared."""
+    """Predicted, until the last rank is done."""
 
 
-def choose(make: Callable[[Trial], Schedule], divisions: int, relayed: bool, busiest: float) -> Schedule:
-    """Of the trials with the fewest divisions that lose at most `CLOSE` more than the best to anything but compute, the best.
+def schedule_by(trial: Trial, units: Units, transfers: Transfers, links: Links) -> Schedule:
+    """The schedule of one trial."""
+    phase = assign_phases(units, transfers, links, trial)
+    return Schedule(phase, *exchange_numbers(transfers, phase))
+
+
+class Trials:
+    """Schedules of one pass, compared by predicted time.
 
     Args:
+        node: int32[world_size]
         divisions: the most that there may be.
-        relayed: whether any rows go through gateways.
-        busiest: seconds that the busiest device computes.
+        seed: of what is tried with single devices.
     """
-    found = [make(Trial(1))] + [make(trial) for trial in TWO if divisions >= 2]
-    if divisions >= 3:
-        tried = [trial for trial in MORE if relayed or not trial.gap]
-        full = sorted((make(trial._replace(divisions=divisions)) for trial in tried), key=lambda one: one.seconds)
-        found += full + [make(one.trial._replace(divisions=n)) for n in range(3, divisions) for one in full[:FEWER]]
-    best = min(one.seconds for one in found)
-    most = best * (1 + 1e-12) + (CLOSE - 1) * max(best - busiest, 0.0)
-    fewest = min(one.trial.divisions for one in found if one.seconds <= most)
-    return min((one for one in found if one.trial.divisions == fewest), key=lambda one: one.seconds)
+
+    def __init__(
+        self, units: Units, transfers: Transfers, links: Links, node: np.ndarray, divisions: int, seed: int
+    ) -> None:
+        self.parts = (transfers, units, links)
+        self.node, self.divisions, self.seed = node, divisions, seed
+        self.line = make_timeline(transfers, units, divisions)
+        self.relayed = bool(np.any(transfers.kind == RELAYED))
+        load = np.add.reduceat(np.append(units.seconds[units.front], 0.0), units.begin[:-1])
+        self.busiest = float(np.where(np.diff(units.begin) > 0, load, 0.0).max(initial=0.0))
+
+    def best(self) -> Schedule:
+        """Of the schedules with the fewest divisions that lose at most `CLOSE` more than the best to anything but compute, the
+        best."""
+        most = self.divisions
+        found = [self._try(Trial(1))] + [self._try(trial) for trial in TWO if most >= 2]
+        if most >= 3:
+            ways = [trial for trial in MORE if self.relayed or not trial.gap]
+            full = sorted((self._try(trial._replace(divisions=most)) for trial in ways), key=lambda one: one.seconds)
+            found += full + [self._try(one.trial._replace(divisions=n)) for n in range(3, most) for one in full[:FEWER]]
+        least = min(found, key=lambda one: (one.seconds, one.trial.divisions))
+        if most >= 2 and least.seconds > self.busiest * (1 + 1e-12):
+            found.append(self._adjusted(least))
+        least_s = min(one.seconds for one in found)
+        limit = least_s * (1 + 1e-12) + (CLOSE - 1) * max(least_s - self.busiest, 0.0)
+        fewest = min(one.trial.divisions for one in found if one.seconds <= limit)
+        chosen = min((one for one in found if one.trial.divisions == fewest), key=lambda one: one.seconds)
+        return Schedule(chosen.phase, *exchange_numbers(self.parts[0], chosen.phase))
+
+    def _try(self, trial: Trial) -> _Tried:
+        transfers, units, links = self.parts
+        phase = assign_phases(units, transfers, links, trial)
+        return _Tried(trial, phase, predict(self.line, *self.parts, phase, self.node))
+
+    def _adjusted(self, one: _Tried) -> _Tried:
+        """The same with devices that have ways of their own."""
+        phase, pairs = one.phase.copy(), len(self.node) ** 2
+        tries = TRIES * PAIRS // max(PAIRS, pairs)
+        predict(self.line, *self.parts, phase, self.node)
+        seconds = adjust(self.line, *self.parts, phase, self.node, one.trial.divisions, tries, self.seed)
+        return _Tried(one.trial, phase, seconds)

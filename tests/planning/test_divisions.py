@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +16,13 @@ from hypothesis import strategies as st
 
 from hf_dcp import masks
 from hf_dcp.config import DcpConfig
-from hf_dcp.planning import BatchSpec, ModelShape, Plan, Topology, plan_batch, schedule
-from hf_dcp.planning.divisions import Trial, _kinds
+from hf_dcp.planning import BatchSpec, ModelShape, Plan, Topology, plan_batch, schedule, trials
+from hf_dcp.planning.divisions import Trial
 from hf_dcp.planning.exposure import exposure
 from hf_dcp.planning.plan import Message
 from hf_dcp.planning.simulate import HARDWARE, Rates, item_areas, simulate
-from hf_dcp.planning.timeline import exchange_numbers
-from hf_dcp.planning.trials import MORE, TWO
+from hf_dcp.planning.timeline import make_timeline, predict
+from hf_dcp.planning.trials import MORE, TWO, Trials
 from tests.planning.solvers import random_solver
 from tests.planning.strategies import batches, topologies
 
@@ -47,24 +49,33 @@ def test_every_way_to_cut_is_exact(trial: Trial, monkeypatch: pytest.MonkeyPatch
 def test_what_is_predicted_is_what_rank_plans_take(
     row_s: float, off: float, batch: BatchSpec, topology: Topology, seed: int, most: int
 ) -> None:
-    """Trials are judged without making rank plans: by the very seconds that the simulation of rank plans then says, or
-    close to them where query rows take time, which are counted by block."""
+    """Schedules are judged without making rank plans: by the very seconds that the simulation of rank plans then says, or close
+    to them where query rows take time, which are counted by block."""
     rates = Rates(1e9, 1e8, 7e8, 1e-6, 3e-7, launch_s=2e-7, call_s=1e-6, row_s=row_s)
     config = DcpConfig(block_size=5, divisions=most, hardware=rates)
-    chosen: dict[int, list] = {}
-    predicted = schedule.predict
+    with chosen_schedules() as chosen:
+        plan = plan_batch(batch, topology, ModelShape(4, 2, 4, "fp32"), config, solver=random_solver(seed))
+    for which, (made, found) in zip(("forward", "backward"), chosen, strict=False):
+        line = make_timeline(made.parts[0], made.parts[1], most)
+        total = predict(line, *made.parts, found.phase, made.node)
+        assert np.array_equal(line.arrive, found.arrive) and np.array_equal(line.leave, found.leave)
+        simulated = simulate(plan.rank_plans, which, rates).total_s
+        assert abs(total - simulated) <= off * simulated
 
-    def note(*arguments: object) -> float:
-        chosen.setdefault(id(arguments[0]), []).append(predicted(*arguments))
-        return chosen[id(arguments[0])][-1]
+
+@contextmanager
+def chosen_schedules() -> Iterator[list[tuple[Trials, trials.Schedule]]]:
+    """The trials of every pass planned meanwhile, and what they chose."""
+    chosen: list[tuple[Trials, trials.Schedule]] = []
+
+    class Noting(Trials):
+        def best(self) -> trials.Schedule:
+            chosen.append((self, super().best()))
+            return chosen[-1][1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schedule, "predict", note)
-        plan = plan_batch(batch, topology, ModelShape(4, 2, 4, "fp32"), config, solver=random_solver(seed))
-    totals = [total for trial in chosen.values() for total in trial]
-    for which in ("forward", "backward") if totals else ():
-        total = simulate(plan.rank_plans, which, rates).total_s
-        assert min(abs(total - other) for other in totals) <= off * total
+        patch.setattr(schedule, "Trials", Noting)
+        yield chosen
 
 
 REFERENCE = json.loads((Path(__file__).parents[2] / "benchmarks/data/reference_batches.json").read_text())["batches"]
@@ -122,27 +133,30 @@ def test_without_exchanges_there_is_one_division() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_brute_force_finds_little_better_divisions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_brute_force_finds_little_better_divisions(seed: int) -> None:
     """All ways to put the tiles of two devices into phases, at most two a device, against what is found."""
     rates = Rates(1e9, 3e7, 3e7, 1e-7, 1e-7)
     config = DcpConfig(block_size=8, divisions=2, head_groups=1, hardware=rates)
-    calls: list[tuple] = []
-    predicted = schedule.predict
-    monkeypatch.setattr(schedule, "predict", lambda *a: calls.append(a) or predicted(*a))
     batch, topology = BatchSpec([24, 11], masks.causal()), Topology.grid((1, 2)[seed % 2], (2, 1)[seed % 2])
-    plan = plan_batch(batch, topology, ModelShape(2, 1, 8, "fp32"), config, solver=random_solver(seed, stay=0.6))
-    q, kv, _, device, _, *rest = calls[0]
+    with chosen_schedules() as chosen:
+        plan = plan_batch(batch, topology, ModelShape(2, 1, 8, "fp32"), config, solver=random_solver(seed, stay=0.6))
     found = simulate(plan.rank_plans, "forward", rates).total_s
-    earliest = np.maximum(*(_kinds(device, side)[0] for side in (q, kv)))
-    best = np.inf
-    for phase in itertools.product(range(3), repeat=len(earliest)):
-        phase = np.array(phase, np.int32)
-        few = all(len(np.unique(phase[device.ravel() == d])) <= 2 for d in (0, 1))
-        if few and np.all(phase >= np.minimum(earliest, 1)):
-            numbers = tuple(exchange_numbers(side, device, phase) for side in (q, kv))
-            best = min(best, predicted(q, kv, numbers, device, phase, *rest))
+    made = chosen[0][0]
+    units = made.parts[1]
+    of_device = [units.front[units.begin[d] : units.begin[d + 1]] for d in (0, 1)]
+    best, phase = np.inf, np.zeros(len(units.kind), np.int32)
+    for first in in_two_divisions(units.kind[of_device[0]]):
+        for second in in_two_divisions(units.kind[of_device[1]]):
+            phase[of_device[0]], phase[of_device[1]] = first, second
+            best = min(best, predict(made.line, *made.parts, phase, made.node))
     assert best <= found * (1 + 1e-9)
     assert found <= 1.20 * best
+
+
+def in_two_divisions(kind: np.ndarray) -> np.ndarray:
+    """All phases of a device's units with at most two divisions, rows being there: int32[..., units]."""
+    ways = [way for pair in itertools.combinations(range(5), 2) for way in itertools.product(pair, repeat=len(kind))]
+    return np.unique([way for way in ways if np.all(np.array(way) >= np.minimum(kind, 1))], axis=0).astype(np.int32)
 
 
 def long_plan(**settings: object):

@@ -5,7 +5,8 @@ A change moves units and blocks from a source device to a target, and, in exchan
 its cost follows without doing it; most changes are turned down.
 
 Arrays come one by one, not in tuples: reading an array from a tuple costs reference counting in compiled code, and these
-functions run millions of times.
+functions run millions of times. For the same reason the innermost loops index with unsigned numbers, which can't be negative:
+signed ones would be checked for that.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def tally_units(moved, first, last, change, groups, tile_ptr, tile_atom, tally, 
     for i in range(first, last):
         tile, g = moved[i, 0], moved[i, 1]
         for p in range(tile_ptr[tile], tile_ptr[tile + 1]):
-            net = tile_atom[p] * groups + g
+            net = np.uint64(tile_atom[np.uint64(p)] * groups + g)
             if tally[net] == 0:
                 tally[net] = TOUCHED
                 touched[found] = net
@@ -61,10 +62,12 @@ def tally_block(block, change, groups, block_ptr, block_atom, tally, touched, fo
 def cost_of_change(tally, touched, found, source, target, x, y, device_cost, node_cost, on_device, on_node):
     """What the tallied change costs in rows; x and y are the nodes of source and target."""
     delta = 0.0
+    s, t = np.uint64(source), np.uint64(target)
+    x, y = np.uint64(x), np.uint64(y)
     for i in range(found):
-        net = touched[i]
+        net = np.uint64(touched[i])
         change = tally[net] - TOUCHED
-        a, b = on_device[net, source], on_device[net, target]
+        a, b = on_device[net, s], on_device[net, t]
         gained = np.int64(a - change > 0) - np.int64(a > 0) + np.int64(b + change > 0) - np.int64(b > 0)
         delta += gained * device_cost[net]
         if x != y:

@@ -77,7 +77,7 @@ def _collect(begin, end, member, g, device, since, until, unit, moved, count):
     """Append the units of group g on a device, tiles ``since`` to ``until`` of a list, to the moved ones."""
     for p in range(begin, end):
         tile = member[p]
-        if unit[tile, g] == device and since <= tile <= until:
+        if unit[np.uint64(tile), np.uint64(g)] == device and since <= tile <= until:
             moved[count, 0], moved[count, 1] = tile, g
             count += 1
     return count

@@ -84,54 +84,57 @@ def _load_and_cost(
         price: bytes per (Q row, KV row).
         prices: cost per byte that reaches another node, on top, and another device.
     """
-    area, load, cost = _areas(ranges, cuts), np.zeros(len(node)), 0.0
+    area, queries, ptr, reads = _chunk_reads(ranges, cuts)
+    load, cost = np.zeros(len(node)), 0.0
     for user in users.T:
         load += np.bincount(user, weights=area, minlength=len(node))
         for part, place in zip(prices, (node, np.arange(len(node))), strict=True):
-            cost += part * float(_rows_from_elsewhere(ranges, cuts, place[user], place[owner], len(node)) @ price)
+            lacking = _rows_from_elsewhere(queries, ptr, reads, cuts, place[user], place[owner], len(node))
+            cost += part * float(lacking @ price)
     return load, cost
 
 
 @nb.njit(cache=True)
-def _areas(ranges, cuts):
-    """Attended elements of the rows of every chunk: int64[chunks]."""
-    area = np.zeros(len(cuts) - 1, np.int64)
-    for chunk in range(len(area)):
+def _chunk_reads(ranges, cuts):
+    """Of every chunk: attended elements of its rows, how many rows attend to anything, and what they read:
+    (int64[chunks], int64[chunks], int64[chunks + 1], int64[reads, 2])."""
+    chunks = len(cuts) - 1
+    area, queries, ptr = np.zeros(chunks, np.int64), np.zeros(chunks, np.int64), np.zeros(chunks + 1, np.int64)
+    gathered, reads = np.empty((1024, 2), np.int64), np.empty((0, 2), np.int64)
+    for chunk in range(chunks):
         for row in range(cuts[chunk], cuts[chunk + 1]):
+            queries[chunk] += ranges[row, 0, 0] < ranges[row, 0, 1]
             for c in range(ranges.shape[1]):
                 area[chunk] += ranges[row, c, 1] - ranges[row, c, 0]
-    return area
+        gathered, found = read_rows(ranges, cuts[chunk], cuts[chunk + 1], gathered)
+        reads = np.concatenate((reads, gathered[:found].copy()))
+        ptr[chunk + 1] = len(reads)
+    return area, queries, ptr, reads
 
 
 @nb.njit(cache=True)
-def _rows_from_elsewhere(ranges, cuts, user, owner, places):
+def _rows_from_elsewhere(queries, ptr, reads, cuts, user, owner, places):
     """(Q rows, KV rows) that places compute with and don't own, each counted once for every such place.
 
     Args:
+        queries, ptr, reads: of `_chunk_reads`.
         user: int32[chunks], where the rows of a chunk are computed.
         owner: int32[chunks], where its tokens live.
     """
     lacking = np.zeros(2, np.int64)
-    gathered = np.empty((1024, 2), np.int64)
-    used = np.zeros(places, np.bool_)
     for chunk in range(len(user)):
-        used[user[chunk]] = True
-        if user[chunk] == owner[chunk]:
-            continue
-        for row in range(cuts[chunk], cuts[chunk + 1]):
-            lacking[0] += ranges[row, 0, 0] < ranges[row, 0, 1]
+        if user[chunk] != owner[chunk]:
+            lacking[0] += queries[chunk]
+    by_user = np.argsort(user, kind="mergesort")
+    first = np.searchsorted(user[by_user], np.arange(places + 1))
     for place in range(places):
-        if not used[place]:
-            continue
-        reads = np.empty((0, 2), np.int64)
-        for chunk in range(len(user)):
-            if user[chunk] == place:
-                gathered, found = read_rows(ranges, cuts[chunk], cuts[chunk + 1], gathered)
-                reads = np.concatenate((reads, gathered[:found].copy()))
+        own = np.empty((0, 2), np.int64)
+        for chunk in by_user[first[place] : first[place + 1]]:
+            own = np.concatenate((own, reads[ptr[chunk] : ptr[chunk + 1]]))
         end = 0
-        for i in np.argsort(reads[:, 0], kind="mergesort"):
-            begin = max(end, reads[i, 0])
-            end = max(end, reads[i, 1])
+        for i in np.argsort(own[:, 0], kind="mergesort"):
+            begin = max(end, own[i, 0])
+            end = max(end, own[i, 1])
             if begin >= end:
                 continue
             lacking[1] += end - begin
