@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -137,18 +138,18 @@ def make_pass(table: dict[str, np.ndarray], item_phase: np.ndarray) -> PassPlan:
         item_phase: int32[items] of this rank, in the order of its item table.
     """
     order = np.argsort(item_phase, kind="stable").astype(np.int32)
-    phases, first = np.unique(item_phase[order], return_index=True)
+    ordered = item_phase[order]
+    first = np.flatnonzero(np.diff(ordered, prepend=-1))
     messages = table["messages"]
     exchanges = sorted(set(messages[:, Message.EXCHANGE].tolist()))
     reduces = set(messages[(messages[:, Message.PARTIAL] == 1) & (messages[:, Message.INCOMING] == 1), 0].tolist())
-    division = {int(p): d for d, p in enumerate(phases)}
-    program: list[tuple[int, int]] = []
-    for p in range(max([*division, *map(completed_in, exchanges)], default=-1) + 1):
-        program += [(Op.START, x) for x in exchanges if started_in(x) == p]
-        program += [(Op.ATTEND, division[p])] if p in division else []
-        for x in exchanges:
-            if completed_in(x) == p:
-                program += [(Op.WAIT, x), (Op.REDUCE, x)] if x in reduces else [(Op.WAIT, x)]
+    steps: dict[int, tuple[list, list, list]] = defaultdict(lambda: ([], [], []))
+    for division, p in enumerate(ordered[first].tolist()):
+        steps[p][1].append((Op.ATTEND, division))
+    for x in exchanges:
+        steps[started_in(x)][0].append((Op.START, x))
+        steps[completed_in(x)][2].extend([(Op.WAIT, x), (Op.REDUCE, x)] if x in reduces else [(Op.WAIT, x)])
+    program = [step for p in sorted(steps) for part in steps[p] for step in part]
     program.append((Op.FINISH, 0))
     return PassPlan(
         program=np.array(program, np.int32),
