@@ -22,7 +22,7 @@ from hf_dcp.planning.trials import Trials, schedule_by
 from hf_dcp.planning.units import make_units
 from hf_dcp.planning.uses import LocalRows, Uses, find_uses, remote_rows, token_runs
 
-MOST_EFFORT, PAIR_EFFORT = 50_000, 8
+MOST_EFFORT, PAIR_EFFORT = 80_000, 8
 """Plans with more atoms of tiles than this, a pair of devices being as much work as so many, are scheduled without trials."""
 
 
