@@ -122,11 +122,12 @@ def table(file: Path) -> None:
     )
     print("|---|" + "---:|" * 11 + "---|")
     for name, tokens, devices, those in groups(read(file)):
+        ratios = [e["total_bytes"] / e["bound"] for e in those if e["bound"]]
         cells = [
             *(f"{_median(those, 'cpu_s', part):.2f}" for part in ("total", "placement", "schedule")),
             f"{_median(those, 'tiles'):,.0f}",
             f"{_median(those, 'inter_node_bytes') / 1e6:,.0f} / {_median(those, 'total_bytes') / 1e6:,.0f}",
-            f"{statistics.median(e['total_bytes'] / e['bound'] for e in those):.2f}" if those[0]["bound"] else "–",
+            f"{statistics.median(ratios):.2f}" if ratios else "–",
             f"{max(e['plan_bytes'] for e in those) / 1024:.1f}",
             *(f"{max(e[k] for e in those):.3f}" for k in ("compute_imbalance", "token_imbalance")),
             ", ".join(sorted({e["status"] for e in those})),
