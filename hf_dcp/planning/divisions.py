@@ -76,7 +76,7 @@ def assign_device(units, transfers, links, trial, device, phase):
     if len(front) == 0:
         return
     seconds, kind = units.seconds, units.kind
-    total, last = 0.0, 0
+    total, last = 0.0, np.int64(0)  # a literal 0 would be one more type to compile for
     for u in front:
         phase[u] = 0
         total += seconds[u]
