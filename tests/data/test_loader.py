@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from itertools import chain
 from typing import Any
 
@@ -65,6 +66,7 @@ def test_loss_of_a_step_is_that_of_its_labels() -> None:
 
 
 def test_the_model_is_found() -> None:
+    gc.collect()  # models of other tests may wait in cycles
     model = small_llama()
     assert "dcp_plan" in next(iter(loader(model=None)))
     del model
