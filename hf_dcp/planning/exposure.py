@@ -82,7 +82,7 @@ class _Device:
             ):
                 for direction in (incoming, ~incoming):
                     moved = size[chosen & kind & direction]
-                    most = max(most, moved.sum() / rate + latency if moved.any() else 0.0)
+                    most = max(most, moved.sum() / rate + latency if moved.sum() else 0.0)
             return most
 
         awaited = busy(incoming & ~partial & np.isin(exchange, first))

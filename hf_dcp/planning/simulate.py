@@ -174,8 +174,11 @@ class _Simulation:
         return True
 
     def _messages(self, rank: int, exchange: int, incoming: int) -> np.ndarray:
-        table = self.programs[rank].messages
-        return np.flatnonzero((table[:, Message.EXCHANGE] == exchange) & (table[:, Message.INCOMING] == incoming))
+        """Those that carry anything: where backward keeps rows of forward, some don't."""
+        table, carries = self.programs[rank].messages, self.bytes[rank] > 0
+        return np.flatnonzero(
+            (table[:, Message.EXCHANGE] == exchange) & (table[:, Message.INCOMING] == incoming) & carries
+        )
 
     def _duration(self, size: int, inside: int) -> float:
         return size / (self.rates.intra_bytes if inside else self.rates.inter_bytes)

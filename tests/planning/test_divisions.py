@@ -20,6 +20,7 @@ from hf_dcp.planning import BatchSpec, ModelShape, Plan, Topology, plan_batch, s
 from hf_dcp.planning.divisions import Trial
 from hf_dcp.planning.exposure import exposure
 from hf_dcp.planning.plan import Message
+from hf_dcp.planning.problem import costed_passes
 from hf_dcp.planning.simulate import HARDWARE, Rates, item_areas, simulate
 from hf_dcp.planning.timeline import make_timeline, predict
 from hf_dcp.planning.trials import MORE, TWO, Trials
@@ -45,17 +46,23 @@ def test_every_way_to_cut_is_exact(trial: Trial, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(("row_s", "off"), [(0.0, 1e-9), (1e-7, 0.1)])
 @settings(max_examples=40, deadline=None)
-@given(batches(max_length=40, max_sequences=3), topologies, st.integers(0, 2**31), st.sampled_from([1, 2, 4]))
+@given(
+    batches(max_length=40, max_sequences=3),
+    topologies,
+    st.integers(0, 2**31),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from(["refetch", "keep"]),
+)
 def test_what_is_predicted_is_what_rank_plans_take(
-    row_s: float, off: float, batch: BatchSpec, topology: Topology, seed: int, most: int
+    row_s: float, off: float, batch: BatchSpec, topology: Topology, seed: int, most: int, backward_kv: str
 ) -> None:
     """Schedules are judged without making rank plans: by the very seconds that the simulation of rank plans then says, or close
     to them where query rows take time, which are counted by block."""
     rates = Rates(1e9, 1e8, 7e8, 1e-6, 3e-7, launch_s=2e-7, call_s=1e-6, row_s=row_s)
-    config = DcpConfig(block_size=5, divisions=most, hardware=rates)
+    config = DcpConfig(block_size=5, divisions=most, hardware=rates, backward_kv=backward_kv)
     with chosen_schedules() as chosen:
         plan = plan_batch(batch, topology, ModelShape(4, 2, 4, "fp32"), config, solver=random_solver(seed))
-    for which, (made, found) in zip(("forward", "backward"), chosen, strict=False):
+    for which, (made, found) in zip(costed_passes(config), chosen, strict=False):
         line = make_timeline(made.parts[0], made.parts[1], most)
         total = predict(line, *made.parts, found.phase, made.node)
         assert np.array_equal(line.arrive, found.arrive) and np.array_equal(line.leave, found.leave)
