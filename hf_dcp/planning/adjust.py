@@ -56,7 +56,7 @@ def adjust(
         device = involved[random_below(rng, count)]
         own = units.front[units.begin[device] : units.begin[device + 1]]
         before = phase[own]
-        assign_device(units, transfers, links, _random_way(rng, divisions), device, phase)
+        assign_device(transfers, units, links, _random_way(rng, divisions), device, phase)
         if np.all(phase[own] == before):
             continue
         put_device(line, transfers, units, links, phase, device)

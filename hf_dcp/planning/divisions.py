@@ -60,16 +60,16 @@ class Trial(NamedTuple):
 
 
 @nb.njit(cache=True)
-def assign_phases(units: Units, transfers: Transfers, links: Links, trial: Trial) -> np.ndarray:
+def assign_phases(transfers: Transfers, units: Units, links: Links, trial: Trial) -> np.ndarray:
     """The phase of every unit: int32[units]."""
     phase = np.zeros(len(units.kind), np.int32)
     for device in range(len(units.begin) - 1):
-        assign_device(units, transfers, links, trial, device, phase)
+        assign_device(transfers, units, links, trial, device, phase)
     return phase
 
 
 @nb.njit(cache=True)
-def assign_device(units, transfers, links, trial, device, phase):
+def assign_device(transfers, units, links, trial, device, phase):
     """Write the phases of one device's units to ``phase``."""
     own = slice(units.begin[device], units.begin[device + 1])
     front, back = units.front[own], units.back[own].copy()
@@ -90,7 +90,7 @@ def assign_device(units, transfers, links, trial, device, phase):
         if phase[u] == 0:
             order[count] = u
             count += 1
-    latest = _cut_device(units, transfers, links, trial, order, total, trial.divisions - (kept > 0), last, phase)
+    latest = _cut_device(transfers, units, links, trial, order, total, trial.divisions - (kept > 0), last, phase)
     for i in range(kept):
         phase[back[i]] = max(latest + 1 + trial.gap_behind, last)
 
@@ -125,10 +125,10 @@ def _kept(units, back, local_share, kept_share):
 
 
 @nb.njit(cache=True)
-def _cut_device(units, transfers, links, trial, order, total, divisions, last, phase):
+def _cut_device(transfers, units, links, trial, order, total, divisions, last, phase):
     """Cut the units of a device, in this order, into divisions; returns the phase of the last one."""
     count, kind, seconds = len(order), units.kind, units.seconds
-    done, there = _prefixes(units, transfers, links, order)
+    done, there = _prefixes(transfers, units, links, order)
     most = LARGEST_SHARE * total if trial.divisions > 2 else np.inf
     early, near = np.empty(count, np.int64), np.empty(count, np.bool_)
     for i in range(count):
@@ -155,7 +155,7 @@ def _cut_device(units, transfers, links, trial, order, total, divisions, last, p
 
 
 @nb.njit(cache=True)
-def _prefixes(units, transfers, links, order):
+def _prefixes(transfers, units, links, order):
     """(Compute seconds, when the rows are there at best) of the first 1, 2, ... units."""
     ptr, uses, kinds, inputs = transfers.unit_ptr, transfers.unit_use, transfers.kind, transfers.inputs
     seconds, per_byte, latency = units.seconds, links.seconds, links.latency

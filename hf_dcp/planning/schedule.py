@@ -148,9 +148,9 @@ class _Scheduler:
         units = make_units(self.tile_device, seconds, rows, transfers, blocks, self.topology.world_size)
         sure = self._without_trials()
         if sure is not None:
-            phase, arrive, leave = schedule_by(sure, units, transfers, links)
+            phase, arrive, leave = schedule_by(sure, transfers, units, links)
         else:
-            trials = Trials(units, transfers, links, self.topology.node, config.divisions, config.seed)
+            trials = Trials(transfers, units, links, self.topology.node, config.divisions, config.seed)
             phase, arrive, leave = trials.best()
         num_q = transfers.num_q
         timings = Timing(arrive[:num_q], leave[:num_q]), Timing(arrive[num_q:], leave[num_q:])

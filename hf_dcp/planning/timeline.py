@@ -163,18 +163,18 @@ def _numbers(transfers, first, last):
 def number_exchanges(line, transfers):
     """Bring numbers of exchanges and traffic up to date, after `put_device`."""
     device, source, inputs, partials = transfers.device, transfers.source, transfers.inputs, transfers.partials
-    before, gone_before, traffic, sends, receives = line.arrive, line.leave, line.traffic, line.sends, line.receives
+    arrived, left, traffic, sends, receives = line.arrive, line.leave, line.traffic, line.sends, line.receives
     arrive, leave = _numbers(transfers, line.first.copy(), line.last.copy())
     for u in range(len(arrive)):
-        if arrive[u] != before[u]:
-            _send(traffic, sends, receives, before[u], 0, source[u], device[u], -inputs[u], -1)
+        if arrive[u] != arrived[u]:
+            _send(traffic, sends, receives, arrived[u], 0, source[u], device[u], -inputs[u], -1)
             _send(traffic, sends, receives, arrive[u], 0, source[u], device[u], inputs[u], 1)
-            before[u] = arrive[u]
-        if leave[u] != gone_before[u]:
+            arrived[u] = arrive[u]
+        if leave[u] != left[u]:
             if partials[u] > 0:
-                _send(traffic, sends, receives, gone_before[u], 1, device[u], source[u], -partials[u], -1)
+                _send(traffic, sends, receives, left[u], 1, device[u], source[u], -partials[u], -1)
                 _send(traffic, sends, receives, leave[u], 1, device[u], source[u], partials[u], 1)
-            gone_before[u] = leave[u]
+            left[u] = leave[u]
 
 
 @nb.njit(cache=True, forceinline=True)

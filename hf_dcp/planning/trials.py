@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -57,9 +58,9 @@ class _Tried(NamedTuple):
     """Predicted, until the last rank is done."""
 
 
-def schedule_by(trial: Trial, units: Units, transfers: Transfers, links: Links) -> Schedule:
+def schedule_by(trial: Trial, transfers: Transfers, units: Units, links: Links) -> Schedule:
     """The schedule of one trial."""
-    phase = assign_phases(units, transfers, links, trial)
+    phase = assign_phases(transfers, units, links, trial)
     return Schedule(phase, *exchange_numbers(transfers, phase))
 
 
@@ -73,14 +74,13 @@ class Trials:
     """
 
     def __init__(
-        self, units: Units, transfers: Transfers, links: Links, node: np.ndarray, divisions: int, seed: int
+        self, transfers: Transfers, units: Units, links: Links, node: np.ndarray, divisions: int, seed: int
     ) -> None:
         self.parts = (transfers, units, links)
         self.node, self.divisions, self.seed = node, divisions, seed
         self.line = make_timeline(transfers, units, divisions)
         self.relayed = bool(np.any(transfers.kind == RELAYED))
-        load = np.add.reduceat(np.append(units.seconds[units.front], 0.0), units.begin[:-1])
-        self.busiest = float(np.where(np.diff(units.begin) > 0, load, 0.0).max(initial=0.0))
+        self.busiest = max(float(units.seconds[units.front[a:b]].sum()) for a, b in pairwise(units.begin))
 
     def best(self) -> Schedule:
         """Of the schedules with the fewest divisions that lose at most `CLOSE` more than the best to anything but compute, the
@@ -101,8 +101,7 @@ class Trials:
         return Schedule(chosen.phase, *exchange_numbers(self.parts[0], chosen.phase))
 
     def _try(self, trial: Trial) -> _Tried:
-        transfers, units, links = self.parts
-        phase = assign_phases(units, transfers, links, trial)
+        phase = assign_phases(*self.parts, trial)
         return _Tried(trial, phase, predict(self.line, *self.parts, phase, self.node))
 
     def _adjusted(self, one: _Tried) -> _Tried:

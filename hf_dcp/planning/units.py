@@ -27,8 +27,6 @@ class Units(NamedTuple):
     """int64[units]: in which they are kept for the last division, by device."""
     kind: np.ndarray
     """int8[units]: where rows come from: 0 local, 1 the own node, 2 other nodes, 3 a gateway."""
-    returns: np.ndarray
-    """int8[units]: the same for where partial results go, 0 if there are none."""
     mean: float
     """Seconds that a device computes on average."""
 
@@ -63,7 +61,7 @@ def make_units(
     begin = np.searchsorted(device[front], np.arange(world + 1))
     of_unit = np.repeat(seconds, groups)
     mean = float(of_unit.sum() / world)
-    return Units(of_unit, np.repeat(rows, groups), q * groups + group, begin, front, back, kind, returns, mean)
+    return Units(of_unit, np.repeat(rows, groups), q * groups + group, begin, front, back, kind, mean)
 
 
 def _receives_more_q(transfers: Transfers, world: int) -> np.ndarray:

@@ -30,8 +30,8 @@ def test_what_is_kept_up_to_date_is_what_counting_anew_says(
     with chosen_schedules() as chosen:
         plan_batch(batch, topology, ModelShape(4, 2, 4, "fp32"), config, solver=random_solver(seed))
     for made, _ in chosen:
-        transfers, units, links = made.parts
-        phase = trials.schedule_by(Trial(most, first=1), *made.parts[1::-1], links).phase
+        transfers, units, _ = made.parts
+        phase = trials.schedule_by(Trial(most, first=1), *made.parts).phase
         line, anew = (make_timeline(transfers, units, most) for _ in range(2))
         before = predict(line, *made.parts, phase, made.node)
         after = adjust(line, *made.parts, phase, made.node, most, 60, seed)
@@ -57,7 +57,7 @@ def test_adjusted_plans_are_exact() -> None:
         plan.check()
         for made, found in chosen:
             same = [
-                trials.schedule_by(way._replace(divisions=n), *made.parts[1::-1], made.parts[2])
+                trials.schedule_by(way._replace(divisions=n), *made.parts)
                 for n in (2, 3, 4)
                 for way in (Trial(1), *trials.TWO, *trials.MORE)
             ]

@@ -72,16 +72,16 @@ def adjust_longer(one: Pass, seed: int) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "mask", "which", "more"),
+    ("name", "mask", "which", "more", "longer"),
     [
-        ("a_1x131072", "causal", "backward", 1.5),
-        ("a_1x131072", "lambda:64,4096", "backward", 1.15),
-        ("a_1x131072", "shared:0.2x4", "backward", 3.0),
-        ("c_longtail", "causal", "forward", 1.15),
-        ("c_longtail", "shared:0.2x4", "backward", 1.15),
+        ("a_1x131072", "causal", "backward", 1.2, 1.2),
+        ("a_1x131072", "lambda:64,4096", "backward", 1.15, 1.15),
+        ("a_1x131072", "shared:0.2x4", "backward", 2.0, 2.4),
+        ("c_longtail", "causal", "forward", 1.15, 1.15),
+        ("c_longtail", "shared:0.2x4", "backward", 1.15, 1.15),
     ],
 )
-def test_a_long_search_hides_little_more(name: str, mask: str, which: str, more: float) -> None:
+def test_a_long_search_hides_little_more(name: str, mask: str, which: str, more: float, longer: float) -> None:
     """What windows and short sequences expose is due to their placement and to four divisions, not to how these are cut; of a
     single long sequence a search of seconds hides more."""
     one = Pass(name, mask, which)
@@ -90,4 +90,5 @@ def test_a_long_search_hides_little_more(name: str, mask: str, which: str, more:
     print(
         f"{name} {mask} {which}: {found * 1e3:.3f} ms exposed, {moved * 1e3:.3f} after moving tiles, {adjusted * 1e3:.3f}"
     )
-    assert 0 < min(moved, adjusted) <= found <= more * min(moved, adjusted)
+    assert 0 < moved <= found <= more * moved
+    assert 0 < adjusted <= found <= longer * adjusted
